@@ -1,0 +1,114 @@
+"""How the commands of both sides speak to people: listings, progress, one-line errors, exit codes, logs.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage or configuration. Listings and nothing else go to standard output.
+"""
+
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final, NoReturn
+
+import click
+import msgspec
+from msgspec import Struct
+from rich.console import Console
+from rich.table import Table
+
+from contract.outage import first_line
+from contract.settings import SettingsError
+
+FAILED: Final = 1
+WRONG: Final = 2
+_INTERRUPTED: Final = 130
+_TALKATIVE: Final = ("faust", "mode", "aiokafka", "asyncio")
+
+
+class CommandError(Exception):
+    """A command could not do what it was asked; the text is one line that says what to do."""
+
+
+def run(command: click.Command, failures: tuple[type[Exception], ...]) -> NoReturn:
+    """Runs a command and ends the process: an error is one line on standard error.
+
+    Args:
+        command: the command line.
+        failures: what may happen besides `CommandError`, told by its first line.
+    """
+    try:
+        code = command.main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort:
+        sys.exit(_INTERRUPTED)
+    except SettingsError as error:
+        complain(str(error))
+        sys.exit(WRONG)
+    except Exception as error:
+        if not isinstance(error, (CommandError, *failures)):
+            raise
+        complain(first_line(error))
+        sys.exit(FAILED)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def complain(text: str) -> None:
+    """One line for a person, on standard error."""
+    click.echo(text, err=True)
+
+
+def show(rows: Sequence[Struct], *, as_json: bool, columns: Sequence[str] | None = None) -> None:
+    """A listing on standard output: one JSON array, or a table for people.
+
+    Args:
+        rows: structs of one kind.
+        as_json: one array of objects with all fields.
+        columns: the fields that the table shows; all by default.
+    """
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(rows), indent=1).decode())
+        return
+    names = columns or (rows[0].__struct_fields__ if rows else ())
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in names:
+        numeric = bool(rows) and isinstance(getattr(rows[0], name), int | float)
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(getattr(row, name)) for name in names))
+    width = None if sys.stdout.isatty() else 200
+    Console(width=width, highlight=False, markup=False, emoji=False).print(table)
+
+
+def _cell(value: Any) -> str:
+    match value:
+        case None:
+            return "-"
+        case datetime():
+            return value.strftime("%Y-%m-%dT%H:%M:%SZ")
+        case _:
+            text = str(value)
+            # What producers named is shown, not obeyed by the terminal.
+            return text if text.isprintable() else repr(text)[1:-1]
+
+
+def log_to_stderr(level: str) -> None:
+    """Logs of a process: one line an event, times in UTC."""
+    formatter = logging.Formatter(
+        "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S"
+    )
+    formatter.converter = time.gmtime
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter)
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+    for library in _TALKATIVE:
+        logging.getLogger(library).setLevel(max(logging.WARNING, logging.getLogger().level))
+
+
+def completion(program: str, shell: str) -> str:
+    """The line that turns on completion of a program's commands and options in a shell."""
+    variable = f"_{program.replace('-', '_').upper()}_COMPLETE"
+    if shell == "fish":
+        return f"{variable}=fish_source {program} | source"
+    return f'eval "$({variable}={shell}_source {program})"'

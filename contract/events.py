@@ -1,0 +1,435 @@
+"""The records on Kafka's topics: JSON, UTF-8, one object a record.
+
+Unknown fields are ignored. What is missing, ill-typed or over its limit is refused by the `decode_…` functions with an
+`EventError`, whose text is one line fit for a dead letter: which topic, which field, what is wrong.
+"""
+
+import re
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from contract.states import CampaignEventType
+
+CAMPAIGNS: Final = "campaigns"
+DUE_EMAILS: Final = "due-emails"
+SEND_EMAILS: Final = "send-emails"
+DELIVERY_LOG: Final = "delivery-log"
+DELIVERY_STATUS: Final = "delivery-status"
+DEAD_LETTERS: Final = "dead-letters"
+
+MAX_ID: Final = 200
+"""Bytes of a user_id, campaign_id or email_key."""
+MAX_ADDRESS: Final = 320
+"""Bytes of an address (RFC 3696 erratum 1690: 64 + 1 + 255)."""
+MAX_VARIABLES: Final = 64 * 1024
+"""Bytes of a due e-mail's variables, as JSON."""
+MAX_DEPTH: Final = 100
+"""Objects and arrays within one another in the variables: every reader on the way is sure to take them."""
+MAX_CAMPAIGN: Final = 512 * 1024
+"""Bytes of a whole campaign event."""
+
+Timestamp = Annotated[datetime, Meta(tz=True)]
+"""RFC 3339 with its offset: a time without one is refused."""
+Variables = dict[str, Any]
+"""What templates see: a JSON object."""
+
+
+class EventError(ValueError):
+    """A record that is not what its topic promises; the text is one line for people."""
+
+
+# ------------------------------------------------------------------ campaigns
+
+
+class Template(Struct, frozen=True, omit_defaults=True):
+    """The mail of one `email_key`: Jinja2 templates; a text part, an HTML part, or both."""
+
+    subject: str
+    text: str | None = None
+    html: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.text is None and self.html is None:
+            raise ValueError("a template has a text, an html, or both")
+
+
+class _CampaignEvent(Struct, frozen=True, tag_field="type", kw_only=True):
+    campaign_id: str
+
+    def __post_init__(self) -> None:
+        _check_id("campaign_id", self.campaign_id)
+
+
+class CampaignScheduled(_CampaignEvent, frozen=True, tag="campaign.scheduled", kw_only=True):
+    """A whole campaign; a repeat replaces the former, and messages not yet handed over use it.
+
+    Attributes:
+        name: for people.
+        sender: the From mailbox (RFC 5322 section 3.4), `Name <address>` or an address.
+        scheduled_for: nothing is handed over before.
+        templates: by `email_key`.
+        reply_to: the Reply-To mailbox.
+        finish_by: for people's eyes: when it should be done.
+        unsubscribe_url: a template; List-Unsubscribe (RFC 2369, RFC 8058).
+        headers: further header fields, templates too.
+    """
+
+    name: str
+    sender: str
+    scheduled_for: Timestamp
+    templates: dict[str, Template]
+    reply_to: str | None = None
+    finish_by: Timestamp | None = None
+    unsubscribe_url: str | None = None
+    headers: dict[str, str] = {}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_time("scheduled_for", self.scheduled_for)
+        _check_time("finish_by", self.finish_by)
+        _check_mailbox("sender", self.sender)
+        if self.reply_to is not None:
+            _check_mailbox("reply_to", self.reply_to)
+        if not self.templates:
+            raise ValueError("templates: at least one email_key is needed")
+        for email_key in self.templates:
+            _check_id("templates: email_key", email_key)
+        for field, value in self.headers.items():
+            if not _FIELD_NAME.fullmatch(field):
+                raise ValueError(f"headers: {field!r} is no header field name (RFC 5322)")
+            if _CONTROL.search(value):
+                raise ValueError(f"headers: {field}: holds a control character")
+
+
+class CampaignPaused(_CampaignEvent, frozen=True, tag="campaign.paused", kw_only=True):
+    """Nothing more of the campaign is handed over until it is resumed."""
+
+
+class CampaignResumed(_CampaignEvent, frozen=True, tag="campaign.resumed", kw_only=True):
+    """Lifts a `campaign.paused`; a person's hold stays."""
+
+
+class CampaignCancelled(_CampaignEvent, frozen=True, tag="campaign.cancelled", kw_only=True):
+    """Final: what was not handed over never is."""
+
+
+CampaignEvent = CampaignScheduled | CampaignPaused | CampaignResumed | CampaignCancelled
+
+
+def campaign_event_type(event: CampaignEvent) -> CampaignEventType:
+    """The `type` under which the event stands on its topic."""
+    return CampaignEventType(str(event.__struct_config__.tag))
+
+
+# ------------------------------------------------------------------ due e-mails and send events
+
+
+class DueEmail(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A request: this user gets this `email_key` of this campaign, once.
+
+    Attributes:
+        email: the recipient's address.
+        variables: for the templates.
+        not_after: past this it is `expired` instead of handed over.
+    """
+
+    user_id: str
+    campaign_id: str
+    email_key: str
+    email: str
+    variables: Variables = {}
+    not_after: Timestamp | None = None
+
+    def __post_init__(self) -> None:
+        _check_id("user_id", self.user_id)
+        _check_id("campaign_id", self.campaign_id)
+        _check_id("email_key", self.email_key)
+        _check_address("email", self.email)
+        _check_time("not_after", self.not_after)
+        _check_variables(self.variables)
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What makes it one dispatch."""
+        return (self.user_id, self.campaign_id, self.email_key)
+
+
+class SendEmail(DueEmail, frozen=True, kw_only=True, omit_defaults=True):
+    """A due e-mail that was reserved: the dispatch may be planned.
+
+    Attributes:
+        dispatch_id: its reservation.
+        reserved_at: when.
+    """
+
+    dispatch_id: Annotated[int, Meta(ge=1)]
+    reserved_at: Timestamp
+
+
+# ------------------------------------------------------------------ the delivery log
+
+
+class PostfixLine(Struct, frozen=True, tag_field="source", tag="postfix", kw_only=True):
+    """A line of an instance's mail log, as Fluentd split it.
+
+    Attributes:
+        tag: the syslog tag, such as `postfix-a/gmail/smtp`.
+        time: the line's own stamp, as it stands there.
+        message: all that follows the tag.
+    """
+
+    instance: str
+    tag: str
+    time: str
+    message: str
+    pid: int | None = None
+
+
+class AgentReport(Struct, frozen=True, tag_field="source", tag="agent", kw_only=True):
+    """What an agent says of itself: for people's eyes, rates and metrics, never what a state is judged by.
+
+    Attributes:
+        event: `handed_over`, `claimed`, `given_back` or `drained`.
+        accepted: (dispatch id, queue id) of what Postfix took.
+        refused: (dispatch id, reply) of what it refused for good.
+        seconds: how long the hand-over took.
+    """
+
+    instance: str
+    event: str
+    operator: str
+    at: str
+    chunk_id: int | None = None
+    campaign_id: str | None = None
+    accepted: list[tuple[int, str]] = []
+    refused: list[tuple[int, str]] = []
+    given_back: int = 0
+    seconds: float = 0.0
+
+
+DeliveryLogRecord = PostfixLine | AgentReport
+
+
+# ------------------------------------------------------------------ what comes out
+
+ReplyClass = Literal["hard", "soft", "unknown"]
+"""What a refusal means for the address: never again, later, or not known."""
+
+
+class DeliveryStatus(Struct, frozen=True, kw_only=True):
+    """What became of a dispatch; first copies are in order within a dispatch, and a repeat has the same `event_id`.
+
+    Attributes:
+        status: `queued, deferred, sent, bounced, expired, rejected, suppressed, cancelled, uncertain`.
+        reply_class: `class` in JSON; null unless refused.
+        dsn: the enhanced status code (RFC 3463).
+        reply: what the operator, or Postfix, said.
+        attempt: from 1; 0 where no delivery was tried.
+        instance: whose Postfix; null where it never left.
+    """
+
+    event_id: int
+    dispatch_id: int
+    user_id: str
+    campaign_id: str
+    email_key: str
+    status: str
+    reply_class: ReplyClass | None = msgspec.field(name="class", default=None)
+    dsn: str | None = None
+    reply: str | None = None
+    attempt: int = 0
+    instance: str | None = None
+    at: Timestamp
+
+
+class DeadLetter(Struct, frozen=True, kw_only=True):
+    """A record that could not be used.
+
+    Attributes:
+        reason: one line for people.
+        value: the record, as text, or base64 where it is not UTF-8; cut at 64 KiB.
+        encoding: `utf-8` or `base64`.
+        truncated: whether it was cut.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    reason: str
+    value: str
+    encoding: Literal["utf-8", "base64"] = "utf-8"
+    truncated: bool = False
+
+
+# ------------------------------------------------------------------ JSON
+
+
+def encode(event: Struct) -> bytes:
+    """The event as it stands on its topic."""
+    return _ENCODER.encode(event)
+
+
+def decode_campaign_event(value: bytes) -> CampaignEvent:
+    """A record of the topic `campaigns`.
+
+    Raises:
+        EventError: it is not one.
+    """
+    if len(value) > MAX_CAMPAIGN:
+        raise EventError(f"{CAMPAIGNS}: {len(value)} bytes, at most {MAX_CAMPAIGN}")
+    return _decode(CAMPAIGNS, _CAMPAIGN_DECODER, value)
+
+
+def decode_due_email(value: bytes) -> DueEmail:
+    """A record of the topic `due-emails`.
+
+    Raises:
+        EventError: it is not one.
+    """
+    return _decode(DUE_EMAILS, _DUE_DECODER, value)
+
+
+def decode_send_email(value: bytes) -> SendEmail:
+    """A record of the topic `send-emails`.
+
+    Raises:
+        EventError: it is not one.
+    """
+    return _decode(SEND_EMAILS, _SEND_DECODER, value)
+
+
+def decode_delivery_log(value: bytes) -> DeliveryLogRecord:
+    """A record of the topic `delivery-log`.
+
+    Raises:
+        EventError: it is not one.
+    """
+    return _decode(DELIVERY_LOG, _LOG_DECODER, value)
+
+
+def decode_delivery_status(value: bytes) -> DeliveryStatus:
+    """A record of the topic `delivery-status`.
+
+    Raises:
+        EventError: it is not one.
+    """
+    return _decode(DELIVERY_STATUS, _STATUS_DECODER, value)
+
+
+def decode_dead_letter(value: bytes) -> DeadLetter:
+    """A record of the topic `dead-letters`.
+
+    Raises:
+        EventError: it is not one.
+    """
+    return _decode(DEAD_LETTERS, _DEAD_LETTER_DECODER, value)
+
+
+_ENCODER: Final = msgspec.json.Encoder()
+_CAMPAIGN_DECODER: Final = msgspec.json.Decoder(CampaignEvent)
+_DUE_DECODER: Final = msgspec.json.Decoder(DueEmail)
+_SEND_DECODER: Final = msgspec.json.Decoder(SendEmail)
+_LOG_DECODER: Final = msgspec.json.Decoder(DeliveryLogRecord)
+_STATUS_DECODER: Final = msgspec.json.Decoder(DeliveryStatus)
+_DEAD_LETTER_DECODER: Final = msgspec.json.Decoder(DeadLetter)
+
+
+_E = TypeVar("_E")
+
+
+def _decode(topic: str, decoder: "msgspec.json.Decoder[_E]", value: bytes) -> _E:
+    try:
+        event = decoder.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise EventError(f"{topic}: {_one_line(str(error))}") from error
+    if _NUL_ESCAPE in value and _holds_nul(msgspec.to_builtins(event)):
+        raise EventError(f"{topic}: holds a NUL character")
+    return event
+
+
+_MAX_REASON: Final = 500
+
+
+def _one_line(reason: str) -> str:
+    """The reason without line ends and of bounded length, as it may quote the record."""
+    if len(reason) > _MAX_REASON:
+        reason = reason[:_MAX_REASON] + "…"
+    return reason if reason.isprintable() else repr(reason)[1:-1]
+
+
+# ------------------------------------------------------------------ rules
+
+_NUL_ESCAPE: Final = b"\\u0000"
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_ADDRESS_BREAK: Final = re.compile(r"[\x00-\x1f\x7f]")
+_NOT_IN_MAILBOX: Final = re.compile(r"[\s<>,;]")
+_FIELD_NAME: Final = re.compile(r"[!-9;-~]{1,76}", re.ASCII)
+
+
+def _check_id(field: str, value: str) -> None:
+    if not value:
+        raise ValueError(f"{field}: is empty")
+    if (size := len(value.encode())) > MAX_ID:
+        raise ValueError(f"{field}: {size} bytes, at most {MAX_ID}")
+
+
+def _check_address(field: str, value: str) -> None:
+    if (size := len(value.encode())) > MAX_ADDRESS:
+        raise ValueError(f"{field}: {size} bytes, at most {MAX_ADDRESS}")
+    if _ADDRESS_BREAK.search(value):
+        raise ValueError(f"{field}: holds a control character")
+    local_part, at, domain = value.rpartition("@")
+    if not (at and local_part and domain):
+        raise ValueError(f"{field}: is no address (local part, @, domain)")
+
+
+def _check_mailbox(field: str, value: str) -> None:
+    if _ADDRESS_BREAK.search(value):
+        raise ValueError(f"{field}: holds a control character")
+    _, bracket, in_brackets = value.rpartition("<")
+    address = in_brackets[:-1].strip() if bracket and value.endswith(">") else value
+    _check_address(field, address)
+    if not address.startswith('"') and _NOT_IN_MAILBOX.search(address):
+        raise ValueError(f"{field}: is neither an address nor `Name <address>`")
+
+
+def _check_time(field: str, value: datetime | None) -> None:
+    try:
+        if value is not None:
+            value.astimezone(UTC)
+    except OverflowError:
+        raise ValueError(f"{field}: is outside the years 1 to 9999 of UTC") from None
+
+
+def _check_variables(variables: Variables) -> None:
+    if not variables:
+        return
+    text = _ENCODER.encode(variables)
+    if len(text) > MAX_VARIABLES:
+        raise ValueError(f"variables: {len(text)} bytes, at most {MAX_VARIABLES}")
+    # Walking them is rarely needed: so many levels have at least as many brackets.
+    if text.count(b"[") + text.count(b"{") > MAX_DEPTH and _deeper(variables, MAX_DEPTH):
+        raise ValueError(f"variables: over {MAX_DEPTH} levels of objects and arrays")
+
+
+def _deeper(value: object, levels: int) -> bool:
+    if isinstance(value, dict):
+        items = list(value.values())
+    elif isinstance(value, list):
+        items = value
+    else:
+        return False
+    return levels == 0 or any(_deeper(item, levels - 1) for item in items)
+
+
+def _holds_nul(value: object) -> bool:
+    if isinstance(value, str):
+        return "\x00" in value
+    if isinstance(value, dict):
+        return any(_holds_nul(key) or _holds_nul(item) for key, item in value.items())
+    if isinstance(value, list):
+        return any(_holds_nul(item) for item in value)
+    return False

@@ -1,0 +1,113 @@
+"""The worker: which topic goes to which step."""
+
+import logging
+import tempfile
+from typing import Any, Final
+
+import faust
+from mode import CrashingSupervisor
+
+from contract.database import Pool, open_pool
+from contract.events import CAMPAIGNS, DUE_EMAILS, SEND_EMAILS
+from contract.outage import outlast
+from processor import campaigns, planning, reservation
+from processor.campaigns import Campaigns
+from processor.consuming import Step, consume, is_outage
+from processor.emitting import Emitter
+from processor.planning import Planning
+from processor.reservation import Reservation
+from processor.settings import ProcessorSettings
+
+logger = logging.getLogger(__name__)
+
+_POLL_RECORDS: Final = 500
+_BUFFERED_EVENTS: Final = 2_000
+
+
+class WorkerApp(faust.App):
+    """Faust's app with what the steps share: opened before the first event, closed after the last."""
+
+    pool: Pool
+    emitter: Emitter
+    settings: ProcessorSettings
+
+    async def on_start(self) -> None:
+        """Connects; waits until Kafka is there."""
+        self.pool = await open_pool(
+            self.settings.database.get_secret_value(), "fairpost worker", size=4
+        )
+        self.emitter = Emitter(self.settings.kafka_bootstrap_servers)
+        await outlast("kafka", self.emitter.open, is_outage)
+        await super().on_start()
+
+    async def on_shutdown(self) -> None:
+        """Disconnects, after the steps have stopped."""
+        await super().on_shutdown()
+        await self.emitter.close()
+        await self.pool.close()
+
+
+def create_app(settings: ProcessorSettings, directory: str) -> WorkerApp:
+    """The worker of an installation; nothing is connected yet.
+
+    Args:
+        settings: of the installation.
+        directory: a folder for Faust, which wants one though it keeps no table.
+    """
+    app = WorkerApp(
+        settings.group("worker"),
+        broker=[f"kafka://{server}" for server in settings.kafka_bootstrap_servers.split(",")],
+        broker_max_poll_records=_POLL_RECORDS,
+        broker_session_timeout=6,
+        broker_heartbeat_interval=1,
+        broker_commit_interval=0.5,
+        consumer_auto_offset_reset="earliest",
+        stream_buffer_maxsize=_BUFFERED_EVENTS,
+        stream_wait_empty=False,
+        producer_acks=-1,
+        producer_request_timeout=30,
+        topic_allow_declare=False,
+        topic_disable_leader=True,
+        table_standby_replicas=0,
+        agent_supervisor=CrashingSupervisor,
+        web_enabled=False,
+        datadir=directory,
+        autodiscover=False,
+    )
+    app.settings = settings
+    steps: list[tuple[str, str, type[Campaigns | Reservation | Planning]]] = [
+        (CAMPAIGNS, campaigns.STEP, Campaigns),
+        (DUE_EMAILS, reservation.STEP, Reservation),
+    ]
+    if settings.planning:
+        steps.append((SEND_EMAILS, planning.STEP, Planning))
+    for topic, name, step in steps:
+        _connect(app, settings.topic(topic), name, step, settings.batch_size)
+    return app
+
+
+def _connect(
+    app: WorkerApp, topic: str, name: str, step: type[Campaigns | Reservation | Planning], size: int
+) -> None:
+    raw = app.topic(
+        topic, key_type=bytes, value_type=bytes, key_serializer="raw", value_serializer="raw"
+    )
+
+    async def agent(stream: Any) -> None:
+        run: Step = step(app.settings, app.pool, app.emitter)
+        await consume(stream, name, run, size=size)
+
+    app.agent(raw, name=name, concurrency=1)(agent)
+
+
+def run_worker(settings: ProcessorSettings) -> None:
+    """Runs until SIGTERM or SIGINT; ends the process, with code 1 after a fault."""
+    with tempfile.TemporaryDirectory(prefix="fairpost-") as directory:
+        worker = faust.Worker(
+            create_app(settings, directory),
+            override_logging=False,
+            redirect_stdouts=False,
+            quiet=True,
+        )
+        worker.spinner = None  # it writes escape sequences into a log
+        worker.execute_from_commandline()

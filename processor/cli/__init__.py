@@ -1,0 +1,69 @@
+"""The command line `fairpost`: one module a noun."""
+
+from pathlib import Path
+from typing import NoReturn
+
+import click
+import psycopg
+from confluent_kafka import KafkaException
+
+from contract import console
+from contract.operators import OperatorsError
+from contract.settings import load_settings
+from processor.campaigns import CampaignError
+from processor.cli import campaigns, migrate, operators, processes, publish, topics
+from processor.settings import ProcessorSettings
+from processor.topics import TopicsError
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    envvar="FAIRPOST_CONFIG",
+    help="The settings file; /etc/fairpost/fairpost.toml where it exists.",
+)
+@click.version_option(package_name="fairpost")
+@click.pass_context
+def cli(context: click.Context, config: Path | None) -> None:
+    """Campaigns and due e-mails through a fixed fleet of Postfix servers.
+
+    \b
+    First steps on a new installation:
+      fairpost migrate
+      fairpost topics create
+      fairpost operators apply operators.toml
+      fairpost worker            (and, beside it: fairpost tracker)
+      fairpost publish campaign newsletter.toml
+      fairpost publish due-emails contacts.csv
+      fairpost campaigns list
+    """
+    context.obj = lambda: load_settings(ProcessorSettings, config)
+
+
+@cli.command("completion")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def print_completion(shell: str) -> None:
+    """Print the line that completes commands and options in a shell.
+
+    \b
+    Example: fairpost completion bash >> ~/.bashrc
+    """
+    click.echo(console.completion("fairpost", shell))
+
+
+for command in (
+    processes.worker,
+    processes.tracker,
+    migrate.migrate,
+    topics.topics,
+    publish.publish,
+    operators.operators,
+    campaigns.campaigns,
+):
+    cli.add_command(command)
+
+
+def main() -> NoReturn:
+    """The entry point of `fairpost`."""
+    console.run(cli, (psycopg.Error, KafkaException, TopicsError, CampaignError, OperatorsError))

@@ -1,0 +1,44 @@
+"""`fairpost operators`: mailbox operators and their limits."""
+
+from pathlib import Path
+
+import click
+
+from contract import console
+from contract.operators import load_operators
+from processor.cli.session import actor, json_option, settings_of, with_database
+from processor.operators import apply_operators, list_operators
+
+
+@click.group()
+def operators() -> None:
+    """Apply and list mailbox operators."""
+
+
+@operators.command()
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.pass_context
+def apply(context: click.Context, file: Path) -> None:
+    """Make the operators those of a file.
+
+    \b
+    Example of a file:
+      [[operator]]
+      name = "gmail"
+      domains = ["gmail.com", "googlemail.com"]
+      per_minute = 350
+    """
+    wanted = load_operators(file)
+    with_database(
+        settings_of(context),
+        lambda connection: apply_operators(connection, wanted, actor(), str(file)),
+    )
+    console.complain(f"operators: {len(wanted)} applied")
+
+
+@operators.command("list")
+@json_option
+@click.pass_context
+def list_(context: click.Context, *, as_json: bool) -> None:
+    """List operators with their limits and what waits for them."""
+    console.show(with_database(settings_of(context), list_operators), as_json=as_json)

@@ -1,0 +1,52 @@
+"""`fairpost worker` and `fairpost tracker`: the processes, for a service manager to run."""
+
+import asyncio
+
+import click
+from prometheus_client import start_http_server
+
+from contract.console import CommandError, log_to_stderr
+from processor.cli.session import settings_of
+
+
+def _serve_metrics(host: str, port: int) -> None:
+    try:
+        start_http_server(port, host)
+    except OSError as error:
+        raise CommandError(
+            f"metrics: {host}:{port}: {error.strerror}; set worker_metrics_port, or tracker_metrics_port"
+        ) from None
+
+
+@click.command()
+@click.pass_context
+def worker(context: click.Context) -> None:
+    """Run a worker: campaigns, reservation and planning.
+
+    Any number of workers share the partitions. SIGTERM ends it after the batch in hand.
+
+    \b
+    Example: SEND_EMAIL=false fairpost worker     (reserves and emits nothing)
+    """
+    from processor.app import run_worker  # noqa: PLC0415  Faust takes a second to import
+
+    settings = settings_of(context)
+    log_to_stderr(settings.log_level)
+    _serve_metrics(settings.metrics_host, settings.worker_metrics_port)
+    run_worker(settings)
+
+
+@click.command()
+@click.pass_context
+def tracker(context: click.Context) -> None:
+    """Run a tracker: outcomes from the mail logs, the outbox, housekeeping.
+
+    \b
+    Example: FAIRPOST_TRACKER_METRICS_PORT=9712 fairpost tracker
+    """
+    from processor.tracker import run_tracker  # noqa: PLC0415  likewise
+
+    settings = settings_of(context)
+    log_to_stderr(settings.log_level)
+    _serve_metrics(settings.metrics_host, settings.tracker_metrics_port)
+    asyncio.run(run_tracker(settings))

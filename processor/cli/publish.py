@@ -1,0 +1,185 @@
+"""`fairpost publish`: campaigns and due e-mails from files to Kafka."""
+
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Final
+
+import click
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+from contract import console
+from contract.console import CommandError
+from contract.events import (
+    CAMPAIGNS,
+    DUE_EMAILS,
+    CampaignEvent,
+    EventError,
+    campaign_event_type,
+    decode_campaign_event,
+)
+from contract.outage import first_line
+from processor.cli.session import settings_of
+from processor.due_files import Row, read_csv, read_json_lines
+from processor.emitting import Emission
+from processor.publishing import Publisher
+
+BATCH: Final = 5_000
+
+
+@click.group()
+def publish() -> None:
+    """Publish campaigns and due e-mails from files."""
+
+
+@publish.command()
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.pass_context
+def campaign(context: click.Context, file: Path) -> None:
+    """Publish a campaign event from a TOML or JSON file.
+
+    The file holds the fields of the event; `type` is campaign.scheduled where it is not given.
+
+    \b
+    Example of a file:
+      campaign_id = "spring"
+      name = "Spring sale"
+      sender = "Shop <news@shop.example>"
+      scheduled_for = 2026-12-01T08:00:00Z
+      [templates.offer]
+      subject = "For you, {{ name }}"
+      text = "Hello {{ name }}"
+    """
+    event = _read_campaign(file)
+    settings = settings_of(context)
+    [error] = Publisher(settings.kafka_bootstrap_servers).publish(
+        [Emission(settings.topic(CAMPAIGNS), event.campaign_id, event)]
+    )
+    if error is not None:
+        raise CommandError(f"{settings.topic(CAMPAIGNS)}: {error}")
+    console.complain(f"published {campaign_event_type(event)} of {event.campaign_id}")
+
+
+def _read_campaign(file: Path) -> CampaignEvent:
+    try:
+        text = file.read_bytes()
+        fields: Any = (
+            msgspec.json.decode(text)
+            if file.suffix.lower() == ".json"
+            else tomllib.loads(text.decode())
+        )
+        if not isinstance(fields, dict):
+            raise CommandError(f"{file}: is no object with the fields of a campaign")
+        return decode_campaign_event(msgspec.json.encode({"type": "campaign.scheduled", **fields}))
+    except OSError as error:
+        raise CommandError(f"{file}: {error.strerror}") from None
+    except (msgspec.DecodeError, tomllib.TOMLDecodeError, UnicodeDecodeError, EventError) as error:
+        raise CommandError(f"{file}: {first_line(error)}") from None
+
+
+@publish.command("due-emails")
+@click.argument("file", type=click.File("rb"))
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["csv", "jsonl"]),
+    help="By default from the file's name; csv on standard input.",
+)
+@click.option("--campaign", "campaign_id", help="The campaign_id of rows that have none.")
+@click.option("--email-key", help="The email_key of rows that have none.")
+@click.pass_context
+def due_emails(
+    context: click.Context,
+    file: IO[bytes],
+    kind: str | None,
+    campaign_id: str | None,
+    email_key: str | None,
+) -> None:
+    """Publish due e-mails from a CSV file with a header, or from JSON lines; `-` is standard input.
+
+    CSV columns that are no field of a due e-mail are its variables. A bad row is told with file and line; the good
+    ones are published, and the exit code is 1.
+
+    \b
+    Examples:
+      fairpost publish due-emails contacts.csv --campaign spring --email-key offer
+      generate | fairpost publish due-emails - --format jsonl
+    """
+    settings = settings_of(context)
+    defaults = {
+        name: value
+        for name, value in (("campaign_id", campaign_id), ("email_key", email_key))
+        if value is not None
+    }
+    publisher = Publisher(settings.kafka_bootstrap_servers)
+    published = bad = 0
+    with _counted(file) as lines:
+        for rows in _batches(_reader(file.name, kind)(lines, defaults)):
+            for row in rows:
+                if row.complaint is not None:
+                    bad += 1
+                    console.complain(f"{file.name}:{row.line}: {row.complaint}")
+            good = [(row.line, row.event) for row in rows if row.event is not None]
+            results = publisher.publish(
+                [Emission(settings.topic(DUE_EMAILS), e.user_id, e) for _, e in good]
+            )
+            for (line, _), error in zip(good, results, strict=True):
+                if error is None:
+                    published += 1
+                else:
+                    bad += 1
+                    console.complain(f"{file.name}:{line}: not published: {error}")
+    console.complain(f"published {published} due e-mails" + (f", {bad} bad rows" if bad else ""))
+    context.exit(console.FAILED if bad else 0)
+
+
+def _reader(
+    name: str, kind: str | None
+) -> Callable[[Iterable[bytes], Mapping[str, str]], Iterator[Row]]:
+    json_lines = name.lower().endswith((".jsonl", ".ndjson", ".json"))
+    if kind == "jsonl" or (kind is None and json_lines):
+        return read_json_lines
+    return read_csv
+
+
+def _batches(rows: Iterator[Row]) -> Iterator[list[Row]]:
+    batch: list[Row] = []
+    for row in rows:
+        batch.append(row)
+        if len(batch) == BATCH:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+@contextmanager
+def _counted(file: IO[bytes]) -> Iterator[Iterator[bytes]]:
+    """The lines of a file, with a bar that follows them on a terminal."""
+    total = _size(file)
+    progress = Progress(
+        "[progress.description]{task.description}",
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        disable=not Console(stderr=True).is_terminal,
+        transient=True,
+    )
+    with progress:
+        task = progress.add_task("bytes", total=total)
+
+        def lines() -> Iterator[bytes]:
+            for line in file:
+                progress.advance(task, len(line))
+                yield line
+
+        yield lines()
+
+
+def _size(file: IO[bytes]) -> int | None:
+    path = Path(file.name)
+    return path.stat().st_size if path.is_file() else None

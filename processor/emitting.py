@@ -1,0 +1,54 @@
+"""The worker's way into Kafka: one idempotent producer, and sends that are awaited together."""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+from aiokafka import AIOKafkaProducer
+from msgspec import Struct
+
+from contract.events import encode
+
+
+class Emission(Struct, frozen=True):
+    """An event for a topic; the key decides its partition."""
+
+    topic: str
+    key: str
+    event: Struct
+
+
+class Emitter:
+    """Emits events and waits until the broker has acknowledged them all (`acks=all`)."""
+
+    def __init__(self, bootstrap_servers: str) -> None:
+        self._bootstrap_servers = bootstrap_servers
+        self._producer: Any = None
+
+    async def open(self) -> None:
+        """Connects; raises aiokafka.errors.KafkaConnectionError while no broker answers."""
+        producer = AIOKafkaProducer(
+            bootstrap_servers=self._bootstrap_servers,
+            acks="all",
+            enable_idempotence=True,
+            linger_ms=2,
+            compression_type="lz4",
+            max_batch_size=256 * 1024,
+            max_request_size=2 * 1024 * 1024,
+        )
+        await producer.start()
+        self._producer = producer
+
+    async def close(self) -> None:
+        """Sends what is buffered and disconnects."""
+        if self._producer is not None:
+            await self._producer.stop()
+            self._producer = None
+
+    async def emit(self, emissions: Iterable[Emission]) -> None:
+        """Raises aiokafka.errors.KafkaError where the broker did not acknowledge; some may then be there all the same."""
+        sends = [
+            await self._producer.send(e.topic, encode(e.event), key=e.key.encode())
+            for e in emissions
+        ]
+        await asyncio.gather(*sends)

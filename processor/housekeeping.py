@@ -1,0 +1,79 @@
+"""Housekeeping: sweeps what cancelled campaigns left, and checks that every dispatch is accounted for."""
+
+import logging
+from typing import Any, Final
+
+from psycopg import AsyncConnection
+
+from processor import metrics
+from processor.campaigns import list_campaigns
+
+logger = logging.getLogger(__name__)
+
+CHUNKS_A_SWEEP: Final = 4
+
+_SWEEP: Final = "SELECT sweep(%s)"
+
+_PENDING: Final = """
+SELECT count(*), coalesce(extract(epoch FROM clock_timestamp() - min(reserved_at)), 0)::float8 FROM pending"""
+
+_OUTBOX_AGE: Final = """
+SELECT coalesce(extract(epoch FROM clock_timestamp() - min(created_at)), 0)::float8
+  FROM (SELECT created_at FROM outbox ORDER BY event_id LIMIT 1) oldest"""
+
+_BY_STATE: Final = """
+SELECT coalesce(sum(planned), 0)::bigint, coalesce(sum(handed), 0)::bigint, coalesce(sum(uncertain), 0)::bigint,
+       coalesce(sum(queued), 0)::bigint, coalesce(sum(deferred), 0)::bigint, coalesce(sum(sent), 0)::bigint,
+       coalesce(sum(bounced), 0)::bigint, coalesce(sum(expired), 0)::bigint, coalesce(sum(rejected), 0)::bigint,
+       coalesce(sum(suppressed), 0)::bigint, coalesce(sum(cancelled), 0)::bigint
+  FROM chunks JOIN chunk_counts USING (chunk_id)"""
+
+_STATES: Final = (
+    "planned",
+    "handed",
+    "uncertain",
+    "queued",
+    "deferred",
+    "sent",
+    "bounced",
+    "expired",
+    "rejected",
+    "suppressed",
+    "cancelled",
+)
+
+
+async def sweep(connection: AsyncConnection[Any]) -> int:
+    """Cancels planned messages of cancelled campaigns, a few chunks a call; 0: none is left."""
+    row = await (await connection.execute(_SWEEP, (CHUNKS_A_SWEEP,))).fetchone()
+    swept = int(row[0]) if row else 0
+    metrics.SWEPT.inc(swept)
+    return swept
+
+
+async def observe(connection: AsyncConnection[Any]) -> None:
+    """Measures what waits: reservations to be planned, the outbox, messages by state."""
+    unplanned = await (await connection.execute(_PENDING)).fetchone()
+    outbox = await (await connection.execute(_OUTBOX_AGE)).fetchone()
+    states = await (await connection.execute(_BY_STATE)).fetchone()
+    if unplanned is None or outbox is None or states is None:
+        return
+    metrics.UNPLANNED.set(unplanned[0])
+    metrics.UNPLANNED_AGE.set(unplanned[1])
+    metrics.OUTBOX_AGE.set(outbox[0])
+    for state, number in zip(_STATES, states, strict=True):
+        metrics.MESSAGES.labels(state).set(number)
+
+
+async def check_balance(connection: AsyncConnection[Any]) -> list[str]:
+    """The campaigns whose dispatches are not the sum of their states, in one snapshot; there should be none."""
+    wrong = [c for c in await list_campaigns(connection) if c.dispatches != c.accounted]
+    metrics.IMBALANCE.set(len(wrong))
+    for campaign in wrong:
+        logger.error(
+            "campaign %s: %d dispatches, but its states sum up to %d: please report this",
+            campaign.campaign_id,
+            campaign.dispatches,
+            campaign.accounted,
+        )
+    return [campaign.campaign_id for campaign in wrong]

@@ -1,0 +1,94 @@
+-- plan: one block of send events becomes messages in chunks; one round trip and one transaction.
+--
+-- Arrays of one length, an element a send event: its dispatch, campaign, address and the address's domain, variables
+-- (JSON text), not_after (or null), and why it cannot be planned (or null: then it can). Answers the dispatches that
+-- this call planned and the state that each was given: a dispatch that is not pending (planned before, or reserved for
+-- another campaign) is left out.
+--
+-- A message is appended to the open chunk of its campaign and operator, and the next chunk is opened where that is
+-- full. One whose campaign is cancelled, that is past its not_after or that cannot be planned takes its place in the
+-- chunk too, in its final state, so that every dispatch is counted in one way.
+CREATE OR REPLACE FUNCTION plan(
+  p_dispatch_ids bigint[], p_campaign_ids text[], p_emails text[], p_domains text[], p_variables text[],
+  p_not_afters timestamptz[], p_reasons text[])
+RETURNS TABLE (dispatch_id bigint, state message_state)
+LANGUAGE plpgsql SET search_path = fairpost, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+  v_now timestamptz;
+BEGIN
+  INSERT INTO campaigns (campaign_id)
+  SELECT DISTINCT c FROM unnest(p_campaign_ids) c ORDER BY c ON CONFLICT (campaign_id) DO NOTHING;
+
+  -- Serialises the planners of a campaign. What follows sees what they committed while this waited.
+  PERFORM 1 FROM campaigns WHERE campaign_id = ANY (p_campaign_ids) ORDER BY campaign_id FOR NO KEY UPDATE;
+  UPDATE campaigns SET ended_at = NULL WHERE campaign_id = ANY (p_campaign_ids) AND ended_at IS NOT NULL;
+  v_now := clock_timestamp();
+
+  RETURN QUERY
+  WITH event AS MATERIALIZED (
+    SELECT DISTINCT ON (dispatch_id, campaign_id) *
+      FROM unnest(p_dispatch_ids, p_campaign_ids, p_emails, p_domains, p_variables, p_not_afters, p_reasons)
+           WITH ORDINALITY
+           AS e (dispatch_id, campaign_id, email, domain, variables, not_after, reason, ordinal)
+     ORDER BY dispatch_id, campaign_id, ordinal
+  ), first AS (
+    DELETE FROM pending p USING event
+     WHERE p.dispatch_id = event.dispatch_id AND p.campaign_id = event.campaign_id RETURNING event.*
+  ), placed AS MATERIALIZED (
+    SELECT first.*, o.operator, o.chunk_size,
+           CASE WHEN reason IS NOT NULL THEN 'rejected'
+                WHEN c.state = 'cancelled' THEN 'cancelled'
+                WHEN not_after <= v_now THEN 'expired'
+                ELSE 'planned' END::message_state AS state,
+           row_number() OVER (PARTITION BY campaign_id, o.operator ORDER BY ordinal) - 1 AS nth
+      FROM first
+      JOIN campaigns c USING (campaign_id)
+      LEFT JOIN operator_domains d USING (domain)
+      JOIN operators o ON o.operator = coalesce(d.operator, 'other')
+  ), needed AS (
+    SELECT campaign_id, operator, max(chunk_size) AS chunk_size, count(*)::int AS n
+      FROM placed GROUP BY campaign_id, operator ORDER BY campaign_id, operator
+  ), tail AS MATERIALIZED ( -- the chunk to append to; a claim that seals it meanwhile takes it out of the answer
+    SELECT needed.*, open.chunk_id, coalesce(open.size, 0) AS size,
+           least(n, coalesce(open.capacity - open.size, 0)) AS fits
+      FROM needed LEFT JOIN LATERAL (
+        SELECT k.chunk_id, k.size, k.capacity FROM chunks k
+         WHERE k.campaign_id = needed.campaign_id AND k.operator = needed.operator AND NOT k.sealed
+         ORDER BY k.number DESC LIMIT 1 FOR NO KEY UPDATE) open ON open.size < open.capacity
+  ), opened AS (
+    INSERT INTO chunks (campaign_id, operator, number, capacity, size, opened_at)
+    SELECT campaign_id, operator,
+           (SELECT coalesce(max(number), 0) FROM chunks x WHERE x.campaign_id = tail.campaign_id)
+             + row_number() OVER (PARTITION BY campaign_id ORDER BY operator, k),
+           chunk_size, least(chunk_size, n - fits - k * chunk_size),
+           v_now
+      FROM tail CROSS JOIN generate_series(0, (n - fits - 1) / chunk_size) k WHERE n > fits
+    RETURNING chunk_id, campaign_id, operator, number
+  ), uncounted AS (
+    INSERT INTO chunk_counts (chunk_id) SELECT chunk_id FROM opened
+  ), fresh AS (
+    SELECT *, row_number() OVER (PARTITION BY campaign_id, operator ORDER BY number) - 1 AS k FROM opened
+  ), grown AS (
+    UPDATE chunks k SET size = k.size + fits FROM tail WHERE k.chunk_id = tail.chunk_id
+  ), message AS MATERIALIZED (
+    SELECT placed.*,
+           CASE WHEN nth < fits THEN tail.chunk_id ELSE fresh.chunk_id END AS chunk_id,
+           CASE WHEN nth < fits THEN size + nth ELSE (nth - fits) % tail.chunk_size END AS position
+      FROM placed
+      JOIN tail USING (campaign_id, operator)
+      LEFT JOIN fresh ON fresh.campaign_id = placed.campaign_id AND fresh.operator = placed.operator
+                     AND nth >= fits AND fresh.k = (nth - fits) / tail.chunk_size
+  ), stored AS (
+    INSERT INTO messages (dispatch_id, chunk_id, position, state, email, variables, not_after, reply, status_at)
+    SELECT dispatch_id, chunk_id, position, state, email, variables::jsonb, not_after, reason,
+           CASE WHEN state <> 'planned' THEN v_now END
+      FROM message
+  ), told AS (
+    INSERT INTO outbox (dispatch_id, status, at, reply)
+    SELECT dispatch_id, state, v_now, reason FROM message WHERE state <> 'planned'
+  )
+  SELECT message.dispatch_id, message.state FROM message;
+END $$;
+REVOKE ALL ON FUNCTION plan FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION plan TO fairpost_processor;

@@ -1,0 +1,157 @@
+"""Tracking: what the mail logs say becomes the states of messages.
+
+A batch of `delivery-log` is parsed by pure functions and written by one query (`tracking.sql`), which also writes the
+outbox. What is read again changes nothing.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime, tzinfo
+from typing import Final
+
+from msgspec import Struct
+
+from contract.database import Pool
+from contract.envelope import dispatch_of
+from contract.events import (
+    AgentReport,
+    DeliveryLogRecord,
+    EventError,
+    PostfixLine,
+    ReplyClass,
+    decode_delivery_log,
+)
+from contract.outage import first_line
+from contract.states import MessageState
+from processor import log_header, metrics, postfix_log
+from processor.blocks import run_blocks
+from processor.consuming import Record
+from processor.replies import classify
+
+STEP: Final = "tracking"
+BLOCK_SIZE: Final = 2_000
+MAX_REPLY: Final = 2_000
+"""Characters of a reply that are kept; a line of Postfix's log holds no more."""
+
+# Lines in the order of the log: answers how many changed a message by state, and under null how many wait.
+_TRACK: Final = """
+SELECT state, lines
+  FROM track(%s::text[], %s::text[], %s::bigint[], %s::message_state[], %s::timestamptz[], %s::text[], %s::text[],
+             %s::text[])"""
+
+
+class Told(Struct, frozen=True):
+    """What one line tells of one message.
+
+    Attributes:
+        queue_id: Postfix's name for it at that instance.
+        dispatch_id: from the envelope sender, where the line has one that is ours.
+        state: what it is now.
+    """
+
+    instance: str
+    queue_id: str
+    dispatch_id: int | None
+    state: MessageState
+    at: datetime
+    reply_class: ReplyClass | None = None
+    dsn: str | None = None
+    reply: str | None = None
+
+
+def told_by(line: PostfixLine, now: datetime, tz: tzinfo) -> Told | None:
+    """What a line of an instance's log tells, or None where it tells nothing of a message.
+
+    Args:
+        line: the line.
+        now: the time by which the year of a traditional stamp is inferred.
+        tz: the zone of traditional stamps.
+    """
+    parsed = postfix_log.parse(line.tag, line.message)
+    metrics.LOG_LINES.labels(postfix_log.kind(parsed)).inc()
+    at = log_header.stamp(line.time, now, tz)
+    match parsed:
+        case postfix_log.QueueActive():
+            return Told(
+                line.instance,
+                parsed.queue_id,
+                dispatch_of(parsed.sender),
+                MessageState.QUEUED,
+                at,
+            )
+        case postfix_log.Delivery():
+            return Told(
+                line.instance,
+                parsed.queue_id,
+                None,
+                MessageState(parsed.status),
+                at,
+                classify(parsed.dsn, parsed.status),
+                parsed.dsn,
+                parsed.text[:MAX_REPLY],
+            )
+        case postfix_log.Expired():
+            return Told(
+                line.instance,
+                parsed.queue_id,
+                dispatch_of(parsed.sender),
+                MessageState.EXPIRED,
+                at,
+            )
+        case _:
+            return None
+
+
+class Tracking:
+    """Writes what batches of `delivery-log` tell."""
+
+    def __init__(self, pool: Pool, tz: tzinfo) -> None:
+        self._pool = pool
+        self._tz = tz
+
+    async def track(self, records: Sequence[Record], now: datetime) -> list[tuple[Record, str]]:
+        """Tracks a batch; answers the records that could not be used, each with its reason.
+
+        Raises psycopg.Error where the database cannot take it.
+        """
+        told: list[tuple[Record, Told]] = []
+        dead: list[tuple[Record, str]] = []
+        for record in records:
+            try:
+                line = decode_delivery_log(record.value)
+                news = self._news(line, now)
+            except (EventError, ValueError) as error:
+                dead.append((record, first_line(error)))
+            else:
+                if news is not None:
+                    told.append((record, news))
+        results, refused = await run_blocks(told, BLOCK_SIZE, self._write)
+        for state, lines in results:
+            if state is None:
+                metrics.EARLY_LINES.inc(lines)
+            else:
+                metrics.OUTCOMES.labels(state).inc(lines)
+        dead += [(record, why) for (record, _), why in refused]
+        metrics.DEAD_LETTERS.labels(STEP).inc(len(dead))
+        metrics.EVENTS.labels(STEP).inc(len(records))
+        return dead
+
+    def _news(self, line: DeliveryLogRecord, now: datetime) -> Told | None:
+        if isinstance(line, AgentReport):
+            metrics.AGENT_REPORTS.labels(line.event).inc()
+            return None
+        return told_by(line, now, self._tz)
+
+    async def _write(self, block: Sequence[tuple[Record, Told]]) -> list[tuple[str | None, int]]:
+        lines = [told for _, told in block]
+        columns = (
+            [line.instance for line in lines],
+            [line.queue_id for line in lines],
+            [line.dispatch_id for line in lines],
+            [line.state.value for line in lines],
+            [line.at for line in lines],
+            [line.reply_class for line in lines],
+            [line.dsn for line in lines],
+            [line.reply for line in lines],
+        )
+        async with self._pool.connection() as connection:
+            return await (await connection.execute(_TRACK, columns)).fetchall()

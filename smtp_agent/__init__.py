@@ -1,0 +1,1 @@
+"""The sidecar of one Postfix: claims chunks by fair share, paces them and hands them over."""

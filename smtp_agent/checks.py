@@ -1,0 +1,160 @@
+"""Checks: whether what an agent stands on is as it should be, each with its remedy.
+
+No connection to Postfix's feed service is made: a running agent holds them all.
+"""
+
+import socket
+from typing import Final
+
+import psycopg
+from msgspec import Struct
+
+from contract.database import conninfo
+from contract.outage import first_line
+from smtp_agent.agent import AgentError, machine_id
+from smtp_agent.postfix import Postfix, PostfixError, listeners, read_postfix, readable
+from smtp_agent.settings import AgentSettings
+
+_TIMEOUT: Final = 3.0
+
+# One row when the functions that an agent calls may be called by this role.
+_RIGHTS: Final = """
+SELECT has_function_privilege(p.oid, 'EXECUTE') FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
+ WHERE n.nspname = 'fairpost' AND p.proname = 'write_ahead'"""
+
+
+class Check(Struct, frozen=True):
+    """One thing looked at.
+
+    Attributes:
+        what: such as `database`.
+        ok: whether it is as it should be.
+        found: what was found.
+        remedy: what to do; empty where it is right.
+    """
+
+    what: str
+    ok: bool
+    found: str
+    remedy: str = ""
+
+
+def check_all(settings: AgentSettings) -> list[Check]:
+    """Looks at everything, each on its own."""
+    checks = [check_machine(settings), check_database(settings)]
+    try:
+        postfix = read_postfix(settings.postfix_config_directory)
+    except PostfixError as error:
+        checks.append(
+            Check("postfix", ok=False, found=str(error), remedy="set postfix_config_directory")
+        )
+    else:
+        checks += [check_postfix(postfix), check_log(postfix)]
+    return [*checks, check_feed(settings), check_fluentd(settings)]
+
+
+def check_machine(settings: AgentSettings) -> Check:
+    """The id that binds the instance's name to this machine."""
+    try:
+        machine_id(settings.machine_id_file)
+    except AgentError as error:
+        text, _, remedy = str(error).partition("; ")
+        return Check("machine", ok=False, found=text, remedy=remedy)
+    return Check("machine", ok=True, found=f"instance {settings.instance}")
+
+
+def check_database(settings: AgentSettings) -> Check:
+    """Postgres answers, has the schema, and lets this role do an agent's work."""
+    try:
+        dsn = conninfo(settings.database.get_secret_value(), "fairpost agent check")
+        with psycopg.connect(dsn, autocommit=True, connect_timeout=int(_TIMEOUT)) as connection:
+            row = connection.execute(_RIGHTS).fetchone()
+    except psycopg.Error as error:
+        return Check(
+            "database",
+            ok=False,
+            found=first_line(error),
+            remedy="set database; is Postgres up, and reachable?",
+        )
+    if row is None:
+        return Check("database", ok=False, found="has no schema", remedy="run `fairpost migrate`")
+    if not row[0]:
+        return Check(
+            "database",
+            ok=False,
+            found="this role may not hand over",
+            remedy="GRANT fairpost_agent TO the role",
+        )
+    return Check("database", ok=True, found="answers, schema and rights are there")
+
+
+def check_postfix(postfix: Postfix) -> Check:
+    """A master runs for this configuration."""
+    started_at = postfix.started_at()
+    if started_at is None:
+        return Check(
+            "postfix",
+            ok=False,
+            found=f"no master runs for {postfix.queue_directory}",
+            remedy=f"run `postfix -c {postfix.config_directory} start`",
+        )
+    return Check("postfix", ok=True, found=f"runs since {started_at:%Y-%m-%dT%H:%M:%SZ}")
+
+
+def check_log(postfix: Postfix) -> Check:
+    """Postfix writes a log file of its own that can be read here."""
+    if postfix.log is None:
+        return Check(
+            "log",
+            ok=False,
+            found="maillog_file is not set",
+            remedy="set it as deploy/postfix/main.cf does; Fluentd reads that file",
+        )
+    if not readable(postfix.log):
+        return Check(
+            "log",
+            ok=False,
+            found=f"{postfix.log} cannot be read",
+            remedy="let Fluentd's and the agent's group read it",
+        )
+    return Check("log", ok=True, found=str(postfix.log))
+
+
+def check_feed(settings: AgentSettings) -> Check:
+    """Exactly one socket listens for the agent: two are what a killed Postfix leaves."""
+    where = f"{settings.feed_host}:{settings.feed_port}"
+    try:
+        found = listeners(settings.feed_port)
+    except OSError as error:
+        return Check("feed", ok=False, found=first_line(error), remedy="mount /proc")
+    if found == 0:
+        return Check(
+            "feed",
+            ok=False,
+            found=f"nothing listens on {where}",
+            remedy="add the feed service of deploy/postfix/master.cf, or set feed_port",
+        )
+    if found > 1:
+        return Check(
+            "feed",
+            ok=False,
+            found=f"{found} sockets listen on {where}",
+            remedy="end the smtpd processes that a killed Postfix left",
+        )
+    return Check("feed", ok=True, found=f"listens on {where}")
+
+
+def check_fluentd(settings: AgentSettings) -> Check:
+    """Fluentd takes connections on its forward input."""
+    where = f"{settings.fluentd_host}:{settings.fluentd_port}"
+    try:
+        with socket.create_connection((settings.fluentd_host, settings.fluentd_port), _TIMEOUT):
+            pass
+    except OSError as error:
+        return Check(
+            "fluentd",
+            ok=False,
+            found=f"{where}: {error.strerror or error}",
+            remedy="start Fluentd with deploy/fluentd/fluent.conf, or set fluentd_port",
+        )
+    return Check("fluentd", ok=True, found=f"takes connections on {where}")

@@ -1,0 +1,101 @@
+"""Claims: the chunk that a lane holds, by fair share, under a lease that is renewed on its own timer."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Final
+from uuid import UUID
+
+from msgspec import Struct
+
+from contract.database import Pool, is_outage
+from contract.outage import first_line, outlast
+
+logger = logging.getLogger(__name__)
+
+_CLAIM: Final = (
+    "SELECT chunk_id, claim_token, campaign_id, number, planned FROM claim_chunk(%s, %s, %s)"
+)
+_RENEW: Final = "SELECT renew_lease(%s, %s, %s)"
+_RELEASE: Final = "SELECT release_chunk(%s, %s)"
+
+_RENEWALS_A_LEASE: Final = 4
+
+
+class Claim(Struct, frozen=True):
+    """A chunk held by this instance; whoever writes for it shows the token."""
+
+    chunk_id: int
+    token: UUID
+    campaign_id: str
+    number: int
+    planned: int
+
+
+class Claims:
+    """Claims chunks for one instance."""
+
+    def __init__(self, pool: Pool, instance: str, lease_seconds: float) -> None:
+        self._pool = pool
+        self._instance = instance
+        self._lease = timedelta(seconds=lease_seconds)
+
+    async def claim(self, operator: str) -> Claim | None:
+        """The next chunk of the operator by fair share, or None when there is none; waits through outages."""
+
+        async def call() -> Claim | None:
+            async with self._pool.connection() as connection:
+                cursor = await connection.execute(_CLAIM, (operator, self._instance, self._lease))
+                row = await cursor.fetchone()
+            return Claim(*row) if row else None
+
+        return await outlast("claim", call, is_outage)
+
+    async def release(self, claim: Claim) -> None:
+        """Ends a claim; what is still planned can be claimed again at once. Waits through outages."""
+
+        async def call() -> None:
+            async with self._pool.connection() as connection:
+                await connection.execute(_RELEASE, (claim.chunk_id, claim.token))
+
+        await outlast("release", call, is_outage)
+
+    @asynccontextmanager
+    async def kept(self, claim: Claim) -> AsyncIterator[asyncio.Event]:
+        """Renews the lease until the block ends; gives an event that is set when the claim is lost."""
+        lost = asyncio.Event()
+        renewal = asyncio.create_task(self._renew(claim, lost))
+        try:
+            yield lost
+        finally:
+            renewal.cancel()
+            await asyncio.gather(renewal, return_exceptions=True)
+
+    async def _renew(self, claim: Claim, lost: asyncio.Event) -> None:
+        clock = asyncio.get_running_loop().time
+        seconds = self._lease.total_seconds()
+        renewed = clock()
+        while not lost.is_set():
+            await asyncio.sleep(seconds / _RENEWALS_A_LEASE)
+            asked = clock()
+            try:
+                async with asyncio.timeout(seconds / _RENEWALS_A_LEASE):
+                    kept = await self._renew_once(claim)
+            except Exception as error:
+                if not is_outage(error) and not isinstance(error, TimeoutError):
+                    lost.set()
+                    raise
+                kept = clock() - renewed < seconds * (1 - 1 / _RENEWALS_A_LEASE)
+                logger.warning("lease of chunk %d: %s", claim.chunk_id, first_line(error))
+            else:
+                renewed = asked
+            if not kept:
+                lost.set()
+
+    async def _renew_once(self, claim: Claim) -> bool:
+        async with self._pool.connection() as connection:
+            cursor = await connection.execute(_RENEW, (claim.chunk_id, claim.token, self._lease))
+            row = await cursor.fetchone()
+        return bool(row and row[0])

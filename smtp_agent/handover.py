@@ -1,0 +1,204 @@
+"""Hand-over: a batch is written ahead, rendered and given to Postfix; each message has a known end.
+
+What Postfix accepted needs nothing more: its log tells it. What it surely refused is written as `rejected` before the
+next batch; what it surely does not have is given back; what is in doubt stays `handed`.
+"""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from contract.database import Pool, is_outage
+from contract.events import Template
+from contract.outage import outlast
+from smtp_agent.claims import Claim
+from smtp_agent.feed import Feed, InDoubt, Refused, Unsent, Verdict
+from smtp_agent.postfix import Postfix
+from smtp_agent.rendering import Content, Recipient, Rendered, Renderer, RenderingError
+
+# The next messages of a claim become `handed`; the same batch number answers the same messages.
+_WRITE_AHEAD: Final = """
+SELECT outcome, revision, handed_at, dispatch_id, user_id, email_key, email, variables
+  FROM write_ahead(%s, %s, %s, %s, %s, %s)"""
+
+_REJECT: Final = "SELECT reject(%s, %s, %s, %s, %s)"
+_GIVE_BACK: Final = "SELECT give_back(%s, %s, %s, %s)"
+
+_CONTENT: Final = """
+SELECT campaign_id, revision, sender, reply_to, templates, unsubscribe_url, headers
+  FROM campaigns WHERE campaign_id = %s"""
+
+BATCH: Final = "batch"
+EMPTY: Final = "empty"
+
+
+class Batch(Struct, frozen=True):
+    """What was written ahead.
+
+    Attributes:
+        outcome: `batch`, `empty`, `lost`, or why nothing may be handed over now.
+        revision: of the campaign's content.
+        handed_at: names the hand-over in later writes.
+    """
+
+    outcome: str
+    revision: int
+    handed_at: datetime | None
+    recipients: list[Recipient]
+
+
+class Refusal(Struct, frozen=True):
+    """A message that will never leave, as `reject` writes it."""
+
+    dispatch_id: int
+    handed_at: datetime
+    dsn: str | None
+    reply: str
+
+
+class HandedOver(Struct, frozen=True):
+    """How a batch went; `unsent` names why the first of the given-back ones was."""
+
+    accepted: list[tuple[int, str]]
+    refused: list[Refusal]
+    given_back: list[int]
+    in_doubt: list[int]
+    unsent: str | None
+
+    @property
+    def counted(self) -> int:
+        """How many Postfix has or may have: what the pace counts."""
+        return len(self.accepted) + len(self.in_doubt)
+
+
+class Handover:
+    """Hands batches over for one instance."""
+
+    def __init__(
+        self, pool: Pool, instance: str, postfix: Postfix, feed: Feed, bounce_domain: str
+    ) -> None:
+        self._pool = pool
+        self._instance = instance
+        self._postfix = postfix
+        self._feed = feed
+        self._bounce_domain = bounce_domain
+        self._renderers: dict[str, tuple[int, Renderer]] = {}
+
+    async def write_ahead(self, claim: Claim, batch: int, limit: int) -> Batch:
+        """The next messages of the claim, at most `limit`; waits through outages, asking for the same batch."""
+        started_at, inode = self._postfix.started_at(), self._postfix.log_inode()
+
+        async def call() -> Batch:
+            values = (claim.chunk_id, claim.token, batch, limit, started_at, inode)
+            async with self._pool.connection() as connection:
+                rows = await (await connection.execute(_WRITE_AHEAD, values)).fetchall()
+            outcome, revision, handed_at, *_ = rows[0]
+            recipients = [
+                Recipient(dispatch_id, user_id, email, email_key, variables)
+                for _, _, _, dispatch_id, user_id, email_key, email, variables in rows
+                if dispatch_id is not None
+            ]
+            return Batch(outcome, revision or 0, handed_at, recipients)
+
+        return await outlast("write-ahead", call, is_outage)
+
+    async def hand_over(self, claim: Claim, batch: Batch, deadline: float) -> HandedOver:
+        """Renders the batch and gives it to Postfix; what Postfix surely does not have is given back at once."""
+        if batch.handed_at is None or not batch.recipients:
+            return HandedOver([], [], [], [], None)
+        renderer = await self._renderer(claim.campaign_id, batch.revision)
+        ready: list[tuple[int, Rendered]] = []
+        refused: list[Refusal] = []
+        date = datetime.now(UTC)
+        for recipient in batch.recipients:
+            try:
+                ready.append((recipient.dispatch_id, renderer.render(recipient, date)))
+            except RenderingError as error:
+                refused.append(Refusal(recipient.dispatch_id, batch.handed_at, None, str(error)))
+        verdicts = await self._feed.hand_over([message for _, message in ready], deadline)
+        sorted_out = _sort_out(
+            [
+                (dispatch_id, verdict)
+                for (dispatch_id, _), verdict in zip(ready, verdicts, strict=True)
+            ],
+            batch.handed_at,
+            refused,
+        )
+        await self._give_back(claim.chunk_id, batch.handed_at, sorted_out.given_back)
+        return sorted_out
+
+    async def reject(self, refusals: Sequence[Refusal]) -> None:
+        """Writes what will never leave as `rejected`; waits through outages, and may be repeated."""
+        if not refusals:
+            return
+        values = (
+            self._instance,
+            [r.dispatch_id for r in refusals],
+            [r.handed_at for r in refusals],
+            [r.dsn for r in refusals],
+            [r.reply for r in refusals],
+        )
+        await self._write("reject", _REJECT, values)
+
+    async def _give_back(
+        self, chunk_id: int, handed_at: datetime, dispatch_ids: Sequence[int]
+    ) -> None:
+        if dispatch_ids:
+            values = (chunk_id, self._instance, handed_at, list(dispatch_ids))
+            await self._write("give-back", _GIVE_BACK, values)
+
+    async def _write(self, operation: str, statement: str, values: tuple[Any, ...]) -> None:
+        async def call() -> None:
+            async with self._pool.connection() as connection:
+                await connection.execute(statement.encode(), values)
+
+        await outlast(operation, call, is_outage)
+
+    async def _renderer(self, campaign_id: str, revision: int) -> Renderer:
+        """The renderer of the content that the batch was written ahead under, or of a newer one."""
+        cached = self._renderers.get(campaign_id)
+        if cached is None or cached[0] < revision:
+            content = await self._content(campaign_id)
+            cached = (content.revision, Renderer(content, self._bounce_domain))
+            self._renderers[campaign_id] = cached
+        return cached[1]
+
+    async def _content(self, campaign_id: str) -> Content:
+        async def call() -> Content:
+            async with self._pool.connection() as connection:
+                row = await (await connection.execute(_CONTENT, (campaign_id,))).fetchone()
+            assert row is not None  # noqa: S101  a chunk refers to it
+            _, revision, sender, reply_to, templates, unsubscribe_url, headers = row
+            return Content(
+                campaign_id=campaign_id,
+                revision=revision,
+                sender=sender,
+                reply_to=reply_to,
+                templates=msgspec.convert(templates, dict[str, Template]),
+                unsubscribe_url=unsubscribe_url,
+                headers=headers,
+            )
+
+        return await outlast("content", call, is_outage)
+
+
+def _sort_out(
+    verdicts: Sequence[tuple[int, Verdict]], handed_at: datetime, refused: Sequence[Refusal]
+) -> HandedOver:
+    done = HandedOver([], list(refused), [], [], None)
+    unsent: str | None = None
+    for dispatch_id, verdict in verdicts:
+        match verdict:
+            case Refused(dsn, reply):
+                done.refused.append(Refusal(dispatch_id, handed_at, dsn, reply))
+            case Unsent(reason):
+                done.given_back.append(dispatch_id)
+                unsent = unsent or reason
+            case InDoubt():
+                done.in_doubt.append(dispatch_id)
+            case _:
+                done.accepted.append((dispatch_id, verdict.queue_id or ""))
+    return msgspec.structs.replace(done, unsent=unsent)

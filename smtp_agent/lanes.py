@@ -1,0 +1,214 @@
+"""Lanes: an instance's worker for one operator. It claims a chunk, paces it, and hands it over batch by batch."""
+
+import asyncio
+import logging
+import random
+import time
+from datetime import UTC, datetime
+from typing import Final
+
+from msgspec import Struct
+
+from smtp_agent import metrics
+from smtp_agent.claims import Claim, Claims
+from smtp_agent.handover import BATCH, Batch, HandedOver, Handover, Refusal
+from smtp_agent.pacing import Pace
+from smtp_agent.reporting import Reporter
+
+logger = logging.getLogger(__name__)
+
+POLL: Final = 0.2
+"""Seconds between looks at the pace, a stop or a lost claim, at most."""
+_IDLE: Final = (0.3, 0.8)
+"""Seconds between looks for a chunk."""
+_BATCH_SECONDS: Final = 1.0
+"""A batch is one second's worth: what is not sent by then is given back."""
+_FIRST_BATCH: Final = 10
+_LARGEST_BATCH: Final = 500
+_NOTHING_ACCEPTED_SECONDS: Final = 30.0
+"""After that a lane gives its chunk back, so that another instance may take it."""
+_BACKOFF: Final = (0.5, 5.0)
+
+
+class Resistance(Struct, frozen=True):
+    """How long Postfix has accepted nothing; times are monotonic seconds.
+
+    Attributes:
+        since: of the first batch of which it took nothing; None: it takes mail.
+        until: no batch begins before.
+        backoff: the last wait, before jitter.
+    """
+
+    since: float | None
+    until: float
+    backoff: float
+
+
+class Workshop(Struct, frozen=True):
+    """What the lanes of an agent share.
+
+    Attributes:
+        slots: bounds the chunks held at once (setting `max_chunks`).
+        stopping: set when the agent drains.
+    """
+
+    claims: Claims
+    handover: Handover
+    reporter: Reporter
+    slots: asyncio.Semaphore
+    stopping: asyncio.Event
+
+
+class Lane:
+    """The worker for one operator; it holds at most one chunk.
+
+    Args:
+        operator: whose chunks it claims.
+        pace: how fast; its limit may be changed while the lane runs.
+        workshop: what it shares with the other lanes.
+    """
+
+    def __init__(self, operator: str, pace: Pace, workshop: Workshop) -> None:
+        self.operator = operator
+        self.pace = pace
+        self._workshop = workshop
+        self._closing = asyncio.Event()
+        self._batch_limit = _FIRST_BATCH
+        self._resistance = Resistance(None, 0.0, 0.0)
+
+    def close(self) -> None:
+        """Ends the lane at the next batch's end."""
+        self._closing.set()
+
+    async def run(self) -> None:
+        """Works until the lane is closed or the agent drains; then its chunk is given back."""
+        while not self._ending:
+            async with self._workshop.slots:
+                claim = await self._workshop.claims.claim(self.operator)
+                if claim is not None:
+                    await self._work(claim)
+            if claim is None:
+                await self._rest(random.uniform(*_IDLE))
+
+    @property
+    def _ending(self) -> bool:
+        return self._closing.is_set() or self._workshop.stopping.is_set()
+
+    async def _work(self, claim: Claim) -> None:
+        metrics.CLAIMS.labels(self.operator).inc()
+        metrics.LANES_WORKING.labels(self.operator).set(1)
+        self._report("claimed", claim)
+        chunk = f"chunk {claim.number} of campaign {claim.campaign_id}"
+        logger.info("%s: claimed %s: %d planned", self.operator, chunk, claim.planned)
+        try:
+            async with self._workshop.claims.kept(claim) as lost:
+                why = await self._hand_over_all(claim, lost)
+            await self._workshop.claims.release(claim)
+        finally:
+            metrics.LANES_WORKING.labels(self.operator).set(0)
+        self._report("given_back", claim)
+        logger.info("%s: done with %s: %s", self.operator, chunk, why)
+
+    async def _hand_over_all(self, claim: Claim, lost: asyncio.Event) -> str:
+        """Hands over batch after batch until there is a reason to stop, which it answers."""
+        batches = 0
+        refused: list[Refusal] = []
+        while True:
+            now = time.monotonic()
+            if (why := self._why_stop(lost, now)) is not None:
+                break
+            wait = max(self.pace.wait(now), self._resistance.until - now)
+            if wait > 0:
+                await self._rest(min(wait, POLL))
+                continue
+            batches += 1
+            await self._workshop.handover.reject(refused)
+            refused = []
+            batch, done = await self._hand_over(claim, batches)
+            if batch.outcome != BATCH:
+                why = batch.outcome
+                break
+            refused = done.refused
+        await self._workshop.handover.reject(refused)
+        return why
+
+    def _why_stop(self, lost: asyncio.Event, now: float) -> str | None:
+        if self._ending:
+            return "stopping"
+        if lost.is_set():
+            return "the claim was lost"
+        since = self._resistance.since
+        if since is not None and now - since > _NOTHING_ACCEPTED_SECONDS:
+            self._resistance = Resistance(None, self._resistance.until, self._resistance.backoff)
+            return "Postfix accepts nothing"
+        return None
+
+    async def _hand_over(self, claim: Claim, number: int) -> tuple[Batch, HandedOver]:
+        """One batch, from the pace to the report; it ends within about a second."""
+        started = time.monotonic()
+        allowed = self.pace.take(started, self._batch_limit)
+        done = HandedOver([], [], [], [], None)
+        try:
+            batch = await self._workshop.handover.write_ahead(claim, number, allowed)
+            done = await self._workshop.handover.hand_over(claim, batch, started + _BATCH_SECONDS)
+        finally:
+            self.pace.settle(min(done.counted, allowed), time.monotonic())
+        if batch.recipients:
+            self._learn(done, time.monotonic() - started)
+            self._tell(claim, done, time.monotonic() - started)
+        return batch, done
+
+    def _learn(self, done: HandedOver, seconds: float) -> None:
+        """The largest batch that ends in time, and how long to leave a Postfix alone that takes nothing."""
+        if done.given_back:
+            self._batch_limit = max(1, self._batch_limit // 2)
+        elif seconds < _BATCH_SECONDS / 4:
+            self._batch_limit = min(_LARGEST_BATCH, self._batch_limit * 2)
+        now = time.monotonic()
+        if done.accepted or done.unsent is None:
+            if self._resistance.since is not None:
+                logger.warning("%s: Postfix accepts mail again", self.operator)
+            self._resistance = Resistance(None, 0.0, 0.0)
+            return
+        if self._resistance.since is None:
+            logger.warning("%s: Postfix accepts nothing: %s", self.operator, done.unsent)
+        backoff = min(max(self._resistance.backoff * 2, _BACKOFF[0]), _BACKOFF[1])
+        jitter = random.uniform(0.5, 1.0)
+        self._resistance = Resistance(
+            self._resistance.since or now, now + backoff * jitter, backoff
+        )
+
+    def _tell(self, claim: Claim, done: HandedOver, seconds: float) -> None:
+        for result, number in (
+            ("accepted", len(done.accepted)),
+            ("refused", len(done.refused)),
+            ("given_back", len(done.given_back)),
+            ("in_doubt", len(done.in_doubt)),
+        ):
+            metrics.HANDED_OVER.labels(self.operator, result).inc(number)
+        metrics.HANDOVER_SECONDS.labels(self.operator).observe(seconds)
+        self._report(
+            "handed_over",
+            claim,
+            accepted=done.accepted,
+            refused=[(refusal.dispatch_id, refusal.reply) for refusal in done.refused],
+            given_back=len(done.given_back),
+            seconds=round(seconds, 6),
+        )
+
+    def _report(self, event: str, claim: Claim, **fields: object) -> None:
+        self._workshop.reporter.report(
+            event,
+            operator=self.operator,
+            at=datetime.now(UTC).isoformat(),
+            chunk_id=claim.chunk_id,
+            campaign_id=claim.campaign_id,
+            **fields,
+        )
+
+    async def _rest(self, seconds: float) -> None:
+        """Waits, or less when the agent drains."""
+        try:
+            await asyncio.wait_for(self._workshop.stopping.wait(), seconds)
+        except TimeoutError:
+            return

@@ -1,0 +1,46 @@
+"""Starts everything and says where it is, until Ctrl-C: `python -m testbed`."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from contextlib import suppress
+
+from testbed.fleet import Testbed
+from testbed.processes import ServiceError
+
+
+def describe(testbed: Testbed) -> str:
+    """Return where everything is, a line each."""
+    lines = [
+        f"folder      {testbed.directory}",
+        f"kafka       {testbed.kafka.bootstrap_servers}",
+        f"postgres    {testbed.postgres.dsn()}",
+    ]
+    lines += [
+        f"instance    {instance.name}: feed 127.0.0.1:{instance.feed_port}, "
+        f"fluentd 127.0.0.1:{instance.fluentd_port}, sends from {instance.postfix.address}, "
+        f"configuration {instance.postfix.config_directory}, log {instance.log}"
+        for instance in testbed.instances.values()
+    ]
+    lines += [
+        f"operator    {operator.name}: 127.0.0.1:{operator.port}, {', '.join(operator.domains)}"
+        for operator in testbed.operators.values()
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run the testbed until SIGINT or SIGTERM."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with suppress(KeyboardInterrupt), Testbed() as testbed:
+        print(describe(testbed), flush=True)
+        print("ready; Ctrl-C stops it", flush=True)
+        signal.pause()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except ServiceError as error:
+        sys.exit(f"testbed: {error}")

@@ -1,0 +1,165 @@
+"""Apache Kafka: one node, broker and controller in one (KRaft)."""
+
+from __future__ import annotations
+
+import base64
+import os
+import subprocess
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from testbed.ports import LOOPBACK, accepts, reserve_port
+from testbed.processes import Process, ServiceError, find_program, tail
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+VERSION = "4.3.1"
+
+# A test broker lives for minutes: the first-tier compiler and the serial collector start faster and cost
+# less memory than those that pay off after hours.
+JVM_OPTIONS = (
+    "-Xmx512m",
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+    "-Dorg.slf4j.simpleLogger.showDateTime=true",
+    "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
+)
+
+PROPERTIES = """\
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@{host}:{controller_port}
+controller.listener.names=CONTROLLER
+listeners=PLAINTEXT://{host}:{port},CONTROLLER://{host}:{controller_port}
+advertised.listeners=PLAINTEXT://{host}:{port}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+log.dirs={data}
+offsets.topic.replication.factor=1
+offsets.topic.num.partitions=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+group.initial.rebalance.delay.ms=0
+broker.heartbeat.interval.ms=200
+broker.session.timeout.ms=1000
+auto.create.topics.enable=false
+"""
+
+
+class Kafka:
+    """An Apache Kafka broker on loopback; `bootstrap_servers` stays the same over restarts.
+
+    Args:
+        directory: where its configuration, data and log are; made when missing.
+        topics: topics that are made at the first start, with their numbers of partitions.
+    """
+
+    def __init__(self, directory: Path, topics: Mapping[str, int] | None = None) -> None:
+        self.directory = directory
+        self._topics = dict(topics or {})
+        self.port = reserve_port()
+        self.bootstrap_servers = f"{LOOPBACK}:{self.port}"
+        self.log = directory / "kafka.log"
+        self._properties = directory / "server.properties"
+        self._process = Process(
+            "Kafka", [*_java(), "kafka.Kafka", str(self._properties)], log=self.log
+        )
+
+    @property
+    def running(self) -> bool:
+        """Whether the broker's process runs."""
+        return self._process.running
+
+    def start(self) -> None:
+        """Start the broker, on the data it had before if there is any; returns when it answers.
+
+        Raises:
+            ServiceError: it does not start; with the end of its log.
+        """
+        fresh = not self._properties.exists()
+        if fresh:
+            self._format()
+        self._process.start(self._answers, timeout=60)
+        if fresh:
+            for name, partitions in self._topics.items():
+                self.create_topic(name, partitions)
+
+    def stop(self) -> None:
+        """Stop the broker in order; its data stay."""
+        self._process.stop()
+
+    def kill(self) -> None:
+        """Kill the broker (SIGKILL); its data stay."""
+        self._process.kill()
+
+    def create_topic(
+        self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None
+    ) -> None:
+        """Create a topic; returns when it can be used.
+
+        Raises:
+            KafkaException: the broker refuses it, such as one that exists.
+        """
+        topic = NewTopic(name, partitions, 1, config=dict(config or {}))
+        admin = self._admin()
+        admin.create_topics([topic])[name].result(timeout=30)
+
+    def _admin(self) -> AdminClient:
+        return AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
+
+    def _answers(self) -> bool:
+        if not accepts(self.port):
+            return False
+        try:
+            return bool(self._admin().list_topics(timeout=5).brokers)
+        except KafkaException:
+            return False
+
+    def _format(self) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        draft = self._properties.with_suffix(".draft")
+        draft.write_text(
+            PROPERTIES.format(
+                host=LOOPBACK,
+                port=self.port,
+                controller_port=reserve_port(),
+                data=self.directory / "data",
+            )
+        )
+        cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
+        formatting = [
+            *_java(),
+            "kafka.tools.StorageTool",
+            "format",
+            "-t",
+            cluster_id,
+            "-c",
+            str(draft),
+        ]
+        with self.log.open("ab") as log:
+            if subprocess.run(formatting, stdout=log, stderr=log, check=False).returncode:
+                raise ServiceError(f"Kafka: format failed; {self.log}:\n{tail(self.log)}")
+        draft.rename(self._properties)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def _java() -> list[str]:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    libs = cache / "fairpost" / f"kafka-{VERSION}"
+    if not libs.is_dir():
+        raise ServiceError(f"Kafka's jars are not in {libs}; run testbed/setup.sh")
+    return [find_program("java"), *JVM_OPTIONS, "-cp", f"{libs}/*"]

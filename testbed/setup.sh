@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Installs what the testbed needs and this machine lacks: Debian packages (as root), Kafka's jars (as anyone).
+# Exit code 2 and one line when something is missing that only root may install.
+set -euo pipefail
+cd "$(dirname "$0")"
+
+libs=${XDG_CACHE_HOME:-$HOME/.cache}/fairpost/kafka-4.3.1
+
+missing=()
+for module in ensurepip venv; do
+  python3 -c "import $module" 2>/dev/null || { missing+=(python3-venv); break; }
+done
+[ -x /usr/sbin/postfix ] || missing+=(postfix)
+# pg_stat_statements lies in Debian's server package; another build may lack it.
+compgen -G '/usr/lib/postgresql/*/lib/pg_stat_statements.so' >/dev/null || missing+=(postgresql)
+command -v java >/dev/null || missing+=(openjdk-17-jre-headless)
+[ -d "$libs" ] || command -v mvn >/dev/null || missing+=(maven)
+
+if [ ${#missing[@]} -gt 0 ]; then
+  if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
+    echo "testbed: missing: ${missing[*]}; run as root: apt-get install --no-install-recommends ${missing[*]}" >&2
+    exit 2
+  fi
+  echo "testbed: installing ${missing[*]}" >&2
+  # Only the binaries are wanted: no PostgreSQL cluster is made, no Postfix configured, so neither is started.
+  no_cluster=/etc/postgresql-common/createcluster.d/fairpost-testbed.conf
+  mkdir -p "${no_cluster%/*}"
+  trap 'rm -f "$no_cluster"' EXIT
+  echo 'create_main_cluster = false' >"$no_cluster"
+  export DEBIAN_FRONTEND=noninteractive
+  apt-get -qq update
+  if [[ " ${missing[*]} " == *" postfix "* ]]; then
+    command -v debconf-set-selections >/dev/null || apt-get -qq install -y debconf >/dev/null
+    echo 'postfix postfix/main_mailer_type select No configuration' | debconf-set-selections
+  fi
+  apt-get -qq install -y --no-install-recommends "${missing[@]}" >/dev/null
+fi
+
+if [ ! -d "$libs" ]; then
+  echo "testbed: fetching Apache Kafka 4.3.1 into $libs" >&2
+  mkdir -p "${libs%/*}"
+  fresh=$(mktemp -d "$libs.XXXXXX")
+  trap 'rm -rf "$fresh" ${no_cluster:+"$no_cluster"}' EXIT
+  mvn -q -B -f kafka/pom.xml dependency:copy-dependencies -DoutputDirectory="$fresh" >&2
+  chmod -R u=rwX,go=rX "$fresh"
+  # Renamed when complete, so that a folder of this name always holds all jars.
+  mv -T "$fresh" "$libs" 2>/dev/null || [ -d "$libs" ]
+fi
