@@ -6,7 +6,7 @@ import psycopg
 from psycopg import AsyncConnection
 from psycopg.conninfo import make_conninfo
 from psycopg.rows import TupleRow
-from psycopg_pool import AsyncConnectionPool, PoolTimeout
+from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 Connection = AsyncConnection[TupleRow]
 Pool = AsyncConnectionPool[Connection]
@@ -49,7 +49,7 @@ def is_outage(error: Exception) -> bool:
     """
     if isinstance(error, PoolTimeout):
         return True
-    if not isinstance(error, psycopg.Error):
+    if not isinstance(error, psycopg.Error) or isinstance(error, PoolClosed):
         return False
     if error.sqlstate is None:
         return isinstance(error, psycopg.OperationalError)

@@ -4,13 +4,22 @@ Unknown fields are ignored. What is missing, ill-typed or over its limit is refu
 `EventError`, whose text is one line fit for a dead letter: which topic, which field, what is wrong.
 """
 
-import re
-from datetime import UTC, datetime
-from typing import Annotated, Any, Final, Literal, TypeVar
+from datetime import datetime
+from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
+from contract.fields import (
+    Variables,
+    check_address,
+    check_headers,
+    check_id,
+    check_mailbox,
+    check_time,
+    check_variables,
+    holds_nul,
+)
 from contract.states import CampaignEventType
 
 CAMPAIGNS: Final = "campaigns"
@@ -20,21 +29,11 @@ DELIVERY_LOG: Final = "delivery-log"
 DELIVERY_STATUS: Final = "delivery-status"
 DEAD_LETTERS: Final = "dead-letters"
 
-MAX_ID: Final = 200
-"""Bytes of a user_id, campaign_id or email_key."""
-MAX_ADDRESS: Final = 320
-"""Bytes of an address (RFC 3696 erratum 1690: 64 + 1 + 255)."""
-MAX_VARIABLES: Final = 64 * 1024
-"""Bytes of a due e-mail's variables, as JSON."""
-MAX_DEPTH: Final = 100
-"""Objects and arrays within one another in the variables: every reader on the way is sure to take them."""
 MAX_CAMPAIGN: Final = 512 * 1024
 """Bytes of a whole campaign event."""
 
 Timestamp = Annotated[datetime, Meta(tz=True)]
 """RFC 3339 with its offset: a time without one is refused."""
-Variables = dict[str, Any]
-"""What templates see: a JSON object."""
 
 
 class EventError(ValueError):
@@ -60,7 +59,7 @@ class _CampaignEvent(Struct, frozen=True, tag_field="type", kw_only=True):
     campaign_id: str
 
     def __post_init__(self) -> None:
-        _check_id("campaign_id", self.campaign_id)
+        check_id("campaign_id", self.campaign_id)
 
 
 class CampaignScheduled(_CampaignEvent, frozen=True, tag="campaign.scheduled", kw_only=True):
@@ -88,20 +87,16 @@ class CampaignScheduled(_CampaignEvent, frozen=True, tag="campaign.scheduled", k
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_time("scheduled_for", self.scheduled_for)
-        _check_time("finish_by", self.finish_by)
-        _check_mailbox("sender", self.sender)
+        check_time("scheduled_for", self.scheduled_for)
+        check_time("finish_by", self.finish_by)
+        check_mailbox("sender", self.sender)
         if self.reply_to is not None:
-            _check_mailbox("reply_to", self.reply_to)
+            check_mailbox("reply_to", self.reply_to)
         if not self.templates:
             raise ValueError("templates: at least one email_key is needed")
         for email_key in self.templates:
-            _check_id("templates: email_key", email_key)
-        for field, value in self.headers.items():
-            if not _FIELD_NAME.fullmatch(field):
-                raise ValueError(f"headers: {field!r} is no header field name (RFC 5322)")
-            if _CONTROL.search(value):
-                raise ValueError(f"headers: {field}: holds a control character")
+            check_id("templates: email_key", email_key)
+        check_headers(self.headers)
 
 
 class CampaignPaused(_CampaignEvent, frozen=True, tag="campaign.paused", kw_only=True):
@@ -144,12 +139,12 @@ class DueEmail(Struct, frozen=True, kw_only=True, omit_defaults=True):
     not_after: Timestamp | None = None
 
     def __post_init__(self) -> None:
-        _check_id("user_id", self.user_id)
-        _check_id("campaign_id", self.campaign_id)
-        _check_id("email_key", self.email_key)
-        _check_address("email", self.email)
-        _check_time("not_after", self.not_after)
-        _check_variables(self.variables)
+        check_id("user_id", self.user_id)
+        check_id("campaign_id", self.campaign_id)
+        check_id("email_key", self.email_key)
+        check_address("email", self.email)
+        check_time("not_after", self.not_after)
+        check_variables(self.variables)
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -192,16 +187,16 @@ class AgentReport(Struct, frozen=True, tag_field="source", tag="agent", kw_only=
     """What an agent says of itself: for people's eyes, rates and metrics, never what a state is judged by.
 
     Attributes:
-        event: `handed_over`, `claimed`, `given_back` or `drained`.
+        event: what happened.
         accepted: (dispatch id, queue id) of what Postfix took.
         refused: (dispatch id, reply) of what it refused for good.
         seconds: how long the hand-over took.
     """
 
     instance: str
-    event: str
-    operator: str
-    at: str
+    event: Literal["claimed", "handed_over", "given_back", "drained", "fenced"]
+    operator: str | None = None
+    at: Timestamp
     chunk_id: int | None = None
     campaign_id: str | None = None
     accepted: list[tuple[int, str]] = []
@@ -337,6 +332,7 @@ _STATUS_DECODER: Final = msgspec.json.Decoder(DeliveryStatus)
 _DEAD_LETTER_DECODER: Final = msgspec.json.Decoder(DeadLetter)
 
 
+_NUL_ESCAPE: Final = b"\\u0000"
 _E = TypeVar("_E")
 
 
@@ -345,7 +341,7 @@ def _decode(topic: str, decoder: "msgspec.json.Decoder[_E]", value: bytes) -> _E
         event = decoder.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise EventError(f"{topic}: {_one_line(str(error))}") from error
-    if _NUL_ESCAPE in value and _holds_nul(msgspec.to_builtins(event)):
+    if _NUL_ESCAPE in value and holds_nul(msgspec.to_builtins(event)):
         raise EventError(f"{topic}: holds a NUL character")
     return event
 
@@ -358,78 +354,3 @@ def _one_line(reason: str) -> str:
     if len(reason) > _MAX_REASON:
         reason = reason[:_MAX_REASON] + "…"
     return reason if reason.isprintable() else repr(reason)[1:-1]
-
-
-# ------------------------------------------------------------------ rules
-
-_NUL_ESCAPE: Final = b"\\u0000"
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
-_ADDRESS_BREAK: Final = re.compile(r"[\x00-\x1f\x7f]")
-_NOT_IN_MAILBOX: Final = re.compile(r"[\s<>,;]")
-_FIELD_NAME: Final = re.compile(r"[!-9;-~]{1,76}", re.ASCII)
-
-
-def _check_id(field: str, value: str) -> None:
-    if not value:
-        raise ValueError(f"{field}: is empty")
-    if (size := len(value.encode())) > MAX_ID:
-        raise ValueError(f"{field}: {size} bytes, at most {MAX_ID}")
-
-
-def _check_address(field: str, value: str) -> None:
-    if (size := len(value.encode())) > MAX_ADDRESS:
-        raise ValueError(f"{field}: {size} bytes, at most {MAX_ADDRESS}")
-    if _ADDRESS_BREAK.search(value):
-        raise ValueError(f"{field}: holds a control character")
-    local_part, at, domain = value.rpartition("@")
-    if not (at and local_part and domain):
-        raise ValueError(f"{field}: is no address (local part, @, domain)")
-
-
-def _check_mailbox(field: str, value: str) -> None:
-    if _ADDRESS_BREAK.search(value):
-        raise ValueError(f"{field}: holds a control character")
-    _, bracket, in_brackets = value.rpartition("<")
-    address = in_brackets[:-1].strip() if bracket and value.endswith(">") else value
-    _check_address(field, address)
-    if not address.startswith('"') and _NOT_IN_MAILBOX.search(address):
-        raise ValueError(f"{field}: is neither an address nor `Name <address>`")
-
-
-def _check_time(field: str, value: datetime | None) -> None:
-    try:
-        if value is not None:
-            value.astimezone(UTC)
-    except OverflowError:
-        raise ValueError(f"{field}: is outside the years 1 to 9999 of UTC") from None
-
-
-def _check_variables(variables: Variables) -> None:
-    if not variables:
-        return
-    text = _ENCODER.encode(variables)
-    if len(text) > MAX_VARIABLES:
-        raise ValueError(f"variables: {len(text)} bytes, at most {MAX_VARIABLES}")
-    # Walking them is rarely needed: so many levels have at least as many brackets.
-    if text.count(b"[") + text.count(b"{") > MAX_DEPTH and _deeper(variables, MAX_DEPTH):
-        raise ValueError(f"variables: over {MAX_DEPTH} levels of objects and arrays")
-
-
-def _deeper(value: object, levels: int) -> bool:
-    if isinstance(value, dict):
-        items = list(value.values())
-    elif isinstance(value, list):
-        items = value
-    else:
-        return False
-    return levels == 0 or any(_deeper(item, levels - 1) for item in items)
-
-
-def _holds_nul(value: object) -> bool:
-    if isinstance(value, str):
-        return "\x00" in value
-    if isinstance(value, dict):
-        return any(_holds_nul(key) or _holds_nul(item) for key, item in value.items())
-    if isinstance(value, list):
-        return any(_holds_nul(item) for item in value)
-    return False

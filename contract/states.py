@@ -71,6 +71,8 @@ MESSAGE_TRANSITIONS: Final[dict[MessageState, frozenset[MessageState]]] = {
     MessageState.UNCERTAIN: _OUTCOMES
     | {
         MessageState.PLANNED,  # a person says: not sent
+        MessageState.SUPPRESSED,  # the same, and suppressed meanwhile
+        MessageState.CANCELLED,  # the same, and the campaign cancelled meanwhile
         MessageState.QUEUED,
         MessageState.DEFERRED,
     },

@@ -36,7 +36,11 @@ class Emitter:
             max_batch_size=256 * 1024,
             max_request_size=2 * 1024 * 1024,
         )
-        await producer.start()
+        try:
+            await producer.start()
+        except BaseException:
+            await producer.stop()
+            raise
         self._producer = producer
 
     async def close(self) -> None:

@@ -14,6 +14,11 @@ RETURNS TABLE (state message_state, lines bigint)
 LANGUAGE plpgsql SET search_path = fairpost, pg_temp AS $$
 #variable_conflict use_column
 BEGIN
+  -- An instance's lines come to one tracker. Where two have them for a moment, as when one was taken for dead, the second
+  -- waits: it then finds what the first wrote, and cannot deadlock with it.
+  PERFORM pg_advisory_xact_lock(hashtextextended('fairpost track ' || instance, 0))
+     FROM (SELECT DISTINCT instance FROM unnest(p_instances) AS e (instance) ORDER BY instance) z;
+
   -- Postfix says `queue active` of foreign mail too: entered without a dispatch, its later lines are not ours to keep.
   INSERT INTO queue_ids (instance, queue_id, dispatch_id, seen_at)
   SELECT DISTINCT ON (instance, queue_id) instance, queue_id, dispatch_id, at

@@ -96,7 +96,7 @@ class Agent:
             await outlast("register", self._register_start, is_outage)
             async with asyncio.TaskGroup() as tasks:
                 await self._serve(tasks, workshop)
-            reporter.report("drained", operator="", at=datetime.now(UTC).isoformat())
+            reporter.report("drained", at=datetime.now(UTC).isoformat())
         finally:
             await feed.close()
             reporter.close()

@@ -91,14 +91,14 @@ def check_database(settings: AgentSettings) -> Check:
 def check_postfix(postfix: Postfix) -> Check:
     """A master runs for this configuration."""
     started_at = postfix.started_at()
-    if started_at is None:
+    if started_at is None or postfix.runs() is False:
         return Check(
             "postfix",
             ok=False,
             found=f"no master runs for {postfix.queue_directory}",
             remedy=f"run `postfix -c {postfix.config_directory} start`",
         )
-    return Check("postfix", ok=True, found=f"runs since {started_at:%Y-%m-%dT%H:%M:%SZ}")
+    return Check("postfix", ok=True, found=f"started {started_at:%Y-%m-%dT%H:%M:%SZ}")
 
 
 def check_log(postfix: Postfix) -> Check:

@@ -76,18 +76,19 @@ class Claims:
     async def _renew(self, claim: Claim, lost: asyncio.Event) -> None:
         clock = asyncio.get_running_loop().time
         seconds = self._lease.total_seconds()
+        step = seconds / _RENEWALS_A_LEASE
         renewed = clock()
         while not lost.is_set():
-            await asyncio.sleep(seconds / _RENEWALS_A_LEASE)
+            await asyncio.sleep(step)
             asked = clock()
             try:
-                async with asyncio.timeout(seconds / _RENEWALS_A_LEASE):
+                async with asyncio.timeout_at(min(asked + step, renewed + seconds - step)):
                     kept = await self._renew_once(claim)
             except Exception as error:
                 if not is_outage(error) and not isinstance(error, TimeoutError):
                     lost.set()
                     raise
-                kept = clock() - renewed < seconds * (1 - 1 / _RENEWALS_A_LEASE)
+                kept = clock() < renewed + seconds - step
                 logger.warning("lease of chunk %d: %s", claim.chunk_id, first_line(error))
             else:
                 renewed = asked

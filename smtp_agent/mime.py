@@ -11,7 +11,7 @@ from email.header import Header
 from functools import lru_cache
 from typing import Final
 
-from smtp_agent.addresses import Mailbox
+from contract.addresses import Mailbox
 
 MAXIMUM_VALUE: Final = 2_000
 """Characters of a header field's value."""

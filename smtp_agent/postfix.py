@@ -30,7 +30,7 @@ class Postfix(Struct, frozen=True):
     log: Path | None
 
     def started_at(self) -> datetime | None:
-        """When the master now running was started; None where none is.
+        """When the master now running, or the last one, was started; None where none ever was.
 
         master(8) writes its pid file once, at its start, so that the file's time tells one run from another.
         """
@@ -39,6 +39,17 @@ class Postfix(Struct, frozen=True):
         except OSError:
             return None
         return datetime.fromtimestamp(status.st_mtime, UTC)
+
+    def runs(self) -> bool | None:
+        """Whether a master runs; None where only root may tell, as the pid file is its own (mode 0600)."""
+        try:
+            pid = int((self.queue_directory / "pid" / "master.pid").read_text(encoding="ascii"))
+        except FileNotFoundError:
+            return False
+        except (OSError, ValueError):
+            return None
+        # A zombie, which is a master that ended, has no executable.
+        return Path(f"/proc/{pid}/exe").exists()
 
     def log_inode(self) -> int | None:
         """The inode of the log file; None where there is none."""

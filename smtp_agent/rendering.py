@@ -25,9 +25,10 @@ from typing import Final
 
 from msgspec import Struct
 
+from contract.addresses import AddressError, mail_domain, parse_address, parse_mailbox
 from contract.envelope import sender_of
 from contract.events import Template
-from smtp_agent.addresses import AddressError, mail_domain, parse_address, parse_mailbox
+from contract.fields import check_header_name
 from smtp_agent.mime import (
     MimeError,
     alternative,
@@ -47,13 +48,6 @@ from smtp_agent.templates import (
 MAXIMUM_URL: Final = 900
 """Characters of the unsubscribe URL, which stands on one line."""
 
-_RESERVED: Final = re.compile(
-    r"from|to|cc|bcc|sender|reply-to|subject|date|message-id|mime-version|content-.*"
-    r"|received|return-path|delivered-to|resent-.*|list-unsubscribe|list-unsubscribe-post"
-    r"|dkim-signature|arc-.*|authentication-results",
-    re.IGNORECASE,
-)
-_FIELD_NAME: Final = re.compile(r"[!-9;-~]{1,64}")
 _URL: Final = re.compile(r"(?:https?://|mailto:)[!-;=?-~]+", re.IGNORECASE)
 _NOT_IN_ID: Final = re.compile(r"[^A-Za-z0-9]+")
 
@@ -277,10 +271,10 @@ def _compile_letterhead(content: Content) -> _Letterhead:
 
 def _compile_fields(headers: Mapping[str, str]) -> list[_Part]:
     for name in headers:
-        if not _FIELD_NAME.fullmatch(name):
-            raise _PartError("headers", f"{name!r} is no name of a header field")
-        if _RESERVED.fullmatch(name):
-            raise _PartError("headers", f"{name} is not for a campaign to set")
+        try:
+            check_header_name(name)
+        except ValueError as error:
+            raise _PartError("headers", error) from error
     if all(name.lower() != "auto-submitted" for name in headers):
         headers = {"Auto-Submitted": "auto-generated", **headers}
     return [_compile(compile_text, name, source) for name, source in headers.items()]

@@ -52,7 +52,7 @@ class Fluentd:
                 "FAIRPOST_FLUENTD_DIR": str(directory),
                 "FAIRPOST_FLUENTD_PORT": str(self.port),
                 "FAIRPOST_FLUENTD_METRICS_PORT": str(reserve_port()),
-                "FAIRPOST_KAFKA_BOOTSTRAP": bootstrap_servers,
+                "FAIRPOST_KAFKA_BOOTSTRAP_SERVERS": bootstrap_servers,
                 "FAIRPOST_DELIVERY_LOG_TOPIC": topic,
                 "PYTHONPATH": str(PROJECT),
             },

@@ -46,6 +46,7 @@ class Installation:
         operators: what is applied as `operators.toml`.
         prefix: of its topics.
         partitions: of the topics that workers share out.
+        template: a migrated database to start from; None: an empty one is migrated.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Installation:
         *,
         prefix: str | None = None,
         partitions: int = 4,
+        template: str | None = None,
     ) -> None:
         self.name = name
         self.prefix = f"{name}." if prefix is None else prefix
@@ -63,6 +65,7 @@ class Installation:
         self._testbed = testbed
         self._operators = operators
         self._partitions = partitions
+        self._template = template
         self._stack = ExitStack()
         self._started = 0
 
@@ -78,9 +81,10 @@ class Installation:
         """
         self.directory.mkdir(mode=0o755)
         (self.directory / "machine-id").write_text("0123456789abcdef0123456789abcdef\n")
-        self._testbed.postgres.create_database(self.name)
+        self._testbed.postgres.create_database(self.name, self._template)
         self._stack.callback(self._testbed.postgres.drop_database, self.name)
-        self.fairpost("migrate", "--database", self._testbed.postgres.dsn(self.name))
+        if self._template is None:
+            self.fairpost("migrate", "--database", self._testbed.postgres.dsn(self.name))
         create_roles(self._testbed.postgres.dsn(self.name))
         partitions = str(self._partitions)
         self.fairpost("topics", "create", "--replication", "1", "--partitions", partitions)

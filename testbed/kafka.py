@@ -48,8 +48,8 @@ transaction.state.log.min.isr=1
 share.coordinator.state.topic.replication.factor=1
 share.coordinator.state.topic.min.isr=1
 group.initial.rebalance.delay.ms=0
-broker.heartbeat.interval.ms=200
-broker.session.timeout.ms=1000
+broker.heartbeat.interval.ms=500
+broker.session.timeout.ms=3000
 auto.create.topics.enable=false
 """
 
@@ -87,7 +87,7 @@ class Kafka:
         fresh = not self._properties.exists()
         if fresh:
             self._format()
-        self._process.start(self._answers, timeout=60)
+        self._process.start(self._answers, timeout=120)
         if fresh:
             for name, partitions in self._topics.items():
                 self.create_topic(name, partitions)
@@ -110,7 +110,7 @@ class Kafka:
         """
         topic = NewTopic(name, partitions, 1, config=dict(config or {}))
         admin = self._admin()
-        admin.create_topics([topic])[name].result(timeout=30)
+        admin.create_topics([topic])[name].result(timeout=60)
 
     def _admin(self) -> AdminClient:
         return AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})

@@ -167,7 +167,7 @@ class MailboxOperator:
         condition: Callable[[Attempt], bool] = lambda _: True,
         *,
         count: int = 1,
-        timeout: float = 15,
+        timeout: float = 60,
     ) -> list[Attempt]:
         """Wait for that many attempts that meet the condition, and return them.
 

@@ -112,7 +112,7 @@ class Postfix:
         self._watchdog.start()
         self._postfix("start")
         wait_until(
-            self._greets, timeout=30, what=f"{self.name}: a greeting of the feed; {self.log}"
+            self._greets, timeout=60, what=f"{self.name}: a greeting of the feed; {self.log}"
         )
         self._master_pid = self.master_pid
 

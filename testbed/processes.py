@@ -111,7 +111,12 @@ class Process:
         """Whether it runs."""
         return self._child is not None and self._child.poll() is None
 
-    def start(self, ready: Callable[[], bool], *, timeout: float = 30) -> None:
+    @property
+    def exit_code(self) -> int | None:
+        """How it ended; negative by a signal; None while it runs or before it was started."""
+        return None if self._child is None else self._child.poll()
+
+    def start(self, ready: Callable[[], bool], *, timeout: float = 60) -> None:
         """Start it and wait until it is ready.
 
         Raises:

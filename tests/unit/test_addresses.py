@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smtp_agent.addresses import AddressError, parse_address, parse_mailbox
+from contract.addresses import AddressError, parse_address, parse_mailbox
 
 
 @pytest.mark.parametrize(

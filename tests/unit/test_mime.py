@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from smtp_agent.addresses import Mailbox, parse_address
+from contract.addresses import Mailbox, parse_address
 from smtp_agent.mime import (
     MimeError,
     alternative,

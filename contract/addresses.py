@@ -85,7 +85,9 @@ def parse_mailbox(text: str) -> Mailbox:
     text = text.strip()
     if not text.endswith(">"):
         return Mailbox("", parse_address(text))
-    name, _, address = text[:-1].rpartition("<")
+    name, bracket, address = text[:-1].rpartition("<")
+    if not bracket:
+        raise AddressError("the address has a > without a <")
     name = re.sub(r"[ \t\r\n]+", " ", name).strip(" ")
     if _CONTROL.search(name):
         raise AddressError("the display name holds a control character")

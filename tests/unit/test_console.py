@@ -1,0 +1,225 @@
+"""How commands speak to people: listings, one-line errors, exit codes, logs."""
+
+import json
+import logging
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+
+import click
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from msgspec import Struct
+
+from contract import console
+from contract.console import CommandError
+from contract.settings import SettingsError
+
+AT = datetime(2026, 5, 1, 8, 30, 15, 123456, UTC)
+
+
+class Row(Struct, frozen=True):
+    """A row of a listing."""
+
+    name: str
+    sent: int = 0
+    at: datetime | None = None
+
+
+# ------------------------------------------------------------------ listings
+
+
+def test_json_is_one_array_of_all_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--json` gives one array in snake_case on standard output, whatever the table shows."""
+    console.show([Row("a", 1, AT), Row("b\n[x]")], as_json=True, columns=["name"])
+    out, err = capsys.readouterr()
+    assert json.loads(out) == [
+        {"name": "a", "sent": 1, "at": "2026-05-01T08:30:15.123456Z"},
+        {"name": "b\n[x]", "sent": 0, "at": None},
+    ]
+    assert err == ""
+
+
+def test_json_of_nothing_is_an_empty_array(capsys: pytest.CaptureFixture[str]) -> None:
+    """A listing without rows is still JSON."""
+    console.show([], as_json=True)
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    """Names above, numbers to the right, times in UTC to the second, a dash for nothing."""
+    console.show([Row("a", 5, AT), Row("bb", 1_000)], as_json=False)
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == [
+        "name  sent  at",
+        "a        5  2026-05-01T08:30:15Z",
+        "bb    1000  -",
+    ]
+
+
+def test_the_columns_of_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    """A table shows the columns that were asked for, in that order."""
+    console.show([Row("a", 5)], as_json=False, columns=["sent", "name"])
+    assert capsys.readouterr().out.split() == ["sent", "name", "5", "a"]
+
+
+def test_a_table_of_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without rows the asked columns are named; nothing breaks without them."""
+    console.show([], as_json=False, columns=["name"])
+    assert capsys.readouterr().out.split() == ["name"]
+    console.show([], as_json=False)
+    assert capsys.readouterr().out.strip() == ""
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@given(
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+    | st.sampled_from(["[/red]", "[bold]x[/bold]", ":smile:", "\x1b[31mx", "a\nb", "\x07"])
+)
+def test_what_data_says_is_shown_as_it_stands(
+    capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """Neither markup nor control characters in data reach the terminal as such."""
+    console.show([Row(name)], as_json=False, columns=["name"])
+    out = capsys.readouterr().out
+    assert not set(out) & {"\x1b", "\x07", "\x08", "\r", "\x0b"}
+    if re.fullmatch(r"[!-~]+", name):
+        assert name in out
+
+
+# ------------------------------------------------------------------ errors and exit codes
+
+
+class KnownError(Exception):
+    """A failure that a command line expects."""
+
+
+def outcome(
+    run: Callable[[], object], capsys: pytest.CaptureFixture[str], *arguments: str
+) -> tuple[object, str]:
+    """Exit code and standard error of a command that does this."""
+
+    @click.command()
+    @click.pass_context
+    def command(context: click.Context) -> None:
+        context.exit(run() or 0)  # type: ignore[arg-type]  # what a test answers is a code
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["x", *arguments])
+        patch.setattr(sys.modules["__main__"], "__package__", None)
+        with pytest.raises(SystemExit) as ended:
+            console.run(command, (KnownError,))
+    return ended.value.code, capsys.readouterr().err
+
+
+def raising(error: BaseException) -> Callable[[], object]:
+    """What fails in this way."""
+
+    def run() -> object:
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("run", "code", "said"),
+    [
+        (lambda: None, 0, ""),
+        (lambda: 0, 0, ""),
+        (lambda: 1, 1, ""),
+        (raising(CommandError("what to do")), 1, "what to do\n"),
+        (raising(KnownError("first\nsecond")), 1, "first\n"),
+        (raising(KnownError()), 1, "KnownError\n"),
+        (raising(SettingsError("database: is not set")), 2, "database: is not set\n"),
+        (raising(click.Abort()), 130, ""),
+        (raising(KeyboardInterrupt()), 130, "\n"),
+    ],
+)
+def test_exit_codes(
+    capsys: pytest.CaptureFixture[str], run: Callable[[], object], code: int, said: str
+) -> None:
+    """0 done, 1 failed, 2 wrong configuration, 130 interrupted; an error is one line on standard error."""
+    assert outcome(run, capsys) == (code, said)
+
+
+def test_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    """An option that is none is wrong usage, code 2, and the usage is shown."""
+    code, said = outcome(lambda: None, capsys, "--nonsense")
+    assert code == 2
+    assert said.startswith("Usage: x ")
+    assert "No such option: --nonsense" in said
+
+
+def test_a_fault_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What nobody expected is not made to look like the user's mistake."""
+
+    @click.command()
+    def command() -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("sys.argv", ["x"])
+    with pytest.raises(ZeroDivisionError):
+        console.run(command, (KnownError,))
+
+
+# ------------------------------------------------------------------ logs and completion
+
+
+@pytest.fixture
+def root_logger() -> Iterator[logging.Logger]:
+    """The root logger, put back as it was."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    # basicConfig closes what it takes away: pytest's own handlers must not be there.
+    root.handlers.clear()
+    yield root
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@pytest.fixture
+def far_east(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine whose clock is not on UTC."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "Asia/Tokyo")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("far_east")
+def test_logs_are_lines_with_times_in_utc(
+    root_logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A process logs one line an event on standard error, from its level on."""
+    console.log_to_stderr("WARNING")
+    root_logger.info("not told")
+    record = logging.LogRecord("a.b", logging.WARNING, "", 0, "told %d", (5,), None)
+    record.created, record.msecs = 0.0, 7.0
+    root_logger.handle(record)
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "1970-01-01T00:00:00.007Z WARNING a.b: told 5\n")
+
+
+@pytest.mark.parametrize(
+    ("program", "shell", "line"),
+    [
+        ("fairpost", "bash", 'eval "$(_FAIRPOST_COMPLETE=bash_source fairpost)"'),
+        ("fairpost", "zsh", 'eval "$(_FAIRPOST_COMPLETE=zsh_source fairpost)"'),
+        (
+            "fairpost-agent",
+            "bash",
+            'eval "$(_FAIRPOST_AGENT_COMPLETE=bash_source fairpost-agent)"',
+        ),
+        (
+            "fairpost-agent",
+            "fish",
+            "_FAIRPOST_AGENT_COMPLETE=fish_source fairpost-agent | source",
+        ),
+    ],
+)
+def test_the_line_of_completion(program: str, shell: str, line: str) -> None:
+    """Each shell is told in its own words, under the variable that click reads."""
+    assert console.completion(program, shell) == line
