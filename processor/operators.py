@@ -11,8 +11,8 @@ from psycopg.types.json import Jsonb
 
 from contract.operators import Operator, OperatorsError
 
-# Planning reads operators and domains together: it sees all of a file, or nothing of it.
-_LOCK: Final = "LOCK TABLE operators, operator_domains IN SHARE ROW EXCLUSIVE MODE"
+# Waits for the planners that have read the former operators, so that none plans for one that is removed here.
+_LOCK: Final = "LOCK TABLE operators, operator_domains IN ACCESS EXCLUSIVE MODE"
 
 _IN_USE: Final = """
 SELECT operator, sum(planned)::bigint FROM chunks

@@ -2,10 +2,9 @@
 
 import asyncio
 import logging
-import signal
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 from zoneinfo import ZoneInfo
 
 import psycopg
@@ -13,6 +12,7 @@ from confluent_kafka import Consumer, KafkaException, Message
 
 from contract.database import Pool, conninfo, is_outage, open_pool
 from contract.events import DEAD_LETTERS, DELIVERY_LOG
+from contract.lifetime import live, rest, stop_on_signals
 from contract.outage import first_line, outlast
 from processor import housekeeping
 from processor.consuming import Record
@@ -34,16 +34,16 @@ _BALANCE_EVERY: Final = 60
 
 async def run_tracker(settings: ProcessorSettings) -> None:
     """Runs until SIGTERM or SIGINT: finishes the batch in hand, then returns."""
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stop = stop_on_signals()
     pool = await open_pool(settings.database.get_secret_value(), "fairpost tracker", size=4)
     publisher = Publisher(settings.kafka_bootstrap_servers)
     try:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(_track(settings, pool, publisher, stop))
-            tasks.create_task(_publish(settings, publisher, stop))
-            tasks.create_task(_keep_house(pool, stop))
+        await live(
+            stop,
+            _track(settings, pool, publisher, stop),
+            _publish(settings, publisher, stop),
+            _keep_house(pool, stop),
+        )
     finally:
         await pool.close()
 
@@ -127,26 +127,50 @@ async def _bury(
 
 async def _publish(settings: ProcessorSettings, publisher: Publisher, stop: asyncio.Event) -> None:
     """Publishes the outbox whenever this tracker is the one that does."""
-    outbox = Outbox(settings, publisher)
-    dsn = conninfo(settings.database.get_secret_value(), "fairpost outbox")
+    session = _OutboxSession(settings, publisher)
+    try:
+        while not stop.is_set():
+            published = await outlast("outbox", session.publish, _is_outbox_outage)
+            if published == 0:
+                await rest(stop, WAIT)
+    finally:
+        await session.close()
 
-    async def session() -> None:
-        async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
-            while not await outbox.take(connection):
-                if await _stopped(stop, 1.0):
-                    return
-            while not stop.is_set():
-                if await outbox.publish(connection) == 0:
-                    await _stopped(stop, WAIT)
 
-    await outlast(
-        "outbox", session, lambda error: is_outage(error) or isinstance(error, OutboxError)
-    )
+def _is_outbox_outage(error: Exception) -> bool:
+    return is_outage(error) or isinstance(error, OutboxError)
+
+
+class _OutboxSession:
+    """The connection that holds the lock; made anew after any error, when another tracker may have taken over."""
+
+    def __init__(self, settings: ProcessorSettings, publisher: Publisher) -> None:
+        self._dsn = conninfo(settings.database.get_secret_value(), "fairpost outbox")
+        self._outbox = Outbox(settings, publisher)
+        self._connection: psycopg.AsyncConnection[Any] | None = None
+        self._locked = False
+
+    async def publish(self) -> int:
+        """Publishes the next rows, if this is the publisher; answers how many."""
+        try:
+            if self._connection is None:
+                self._connection = await psycopg.AsyncConnection.connect(self._dsn, autocommit=True)
+            self._locked = self._locked or await self._outbox.take(self._connection)
+            return await self._outbox.publish(self._connection) if self._locked else 0
+        except Exception:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Gives up the lock."""
+        connection, self._connection, self._locked = self._connection, None, False
+        if connection is not None:
+            await connection.close()
 
 
 async def _keep_house(pool: Pool, stop: asyncio.Event) -> None:
     second = 0
-    while not await _stopped(stop, _HOUSEKEEPING_SECONDS):
+    while not await rest(stop, _HOUSEKEEPING_SECONDS):
         second += 1
         await _try("sweep", pool, _sweep_all)
         if second % _OBSERVE_EVERY == 0:
@@ -155,7 +179,7 @@ async def _keep_house(pool: Pool, stop: asyncio.Event) -> None:
             await _try("balance", pool, housekeeping.check_balance)
 
 
-async def _sweep_all(connection: psycopg.AsyncConnection[tuple[object, ...]]) -> None:
+async def _sweep_all(connection: psycopg.AsyncConnection[Any]) -> None:
     while await housekeeping.sweep(connection):
         pass
 
@@ -163,7 +187,7 @@ async def _sweep_all(connection: psycopg.AsyncConnection[tuple[object, ...]]) ->
 async def _try(
     task: str,
     pool: Pool,
-    call: Callable[[psycopg.AsyncConnection[tuple[object, ...]]], Awaitable[object]],
+    call: Callable[[psycopg.AsyncConnection[Any]], Awaitable[object]],
 ) -> None:
     """Does a task of the house; through an outage it waits for its next turn."""
     try:
@@ -173,12 +197,3 @@ async def _try(
         if not is_outage(error):
             raise
         logger.warning("%s: %s; again in a while", task, first_line(error))
-
-
-async def _stopped(stop: asyncio.Event, seconds: float) -> bool:
-    """Waits that long, or until the process is told to stop."""
-    try:
-        await asyncio.wait_for(stop.wait(), seconds)
-    except TimeoutError:
-        return False
-    return True

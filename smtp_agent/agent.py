@@ -3,7 +3,7 @@
 import asyncio
 import fcntl
 import logging
-import signal
+import re
 import time
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import IO, Final
 
 from msgspec import Struct
+from psycopg.rows import TupleRow
 
 from contract.database import Pool, is_outage, open_pool
-from contract.outage import first_line, outlast
+from contract.lifetime import live, rest, stop_on_signals
+from contract.outage import outlast
 from smtp_agent import metrics
 from smtp_agent.claims import Claims
 from smtp_agent.feed import Feed
@@ -28,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 _REFRESH_SECONDS: Final = 2.0
 _SLOTS_WITHOUT_CAP: Final = 1_000_000
+_MACHINE_ID: Final = re.compile(r"[0-9a-f]{32}")
 
 _REGISTER: Final = "SELECT register_instance(%s, %s, %s, %s, %s)"
 
@@ -59,18 +62,17 @@ class Agent:
         settings: of this instance.
         postfix: the Postfix beside it.
         pool: connections with the rights of `fairpost_agent`.
+        stopping: when it is set, the agent drains: every lane ends at its batch's end and gives its chunk back.
     """
 
-    def __init__(self, settings: AgentSettings, postfix: Postfix, pool: Pool) -> None:
+    def __init__(
+        self, settings: AgentSettings, postfix: Postfix, pool: Pool, stopping: asyncio.Event
+    ) -> None:
         self._settings = settings
         self._postfix = postfix
         self._pool = pool
         self._lanes: dict[str, Lane] = {}
-        self._stopping = asyncio.Event()
-
-    def drain(self) -> None:
-        """Ends every lane at its batch's end; `run` returns when all chunks are given back."""
-        self._stopping.set()
+        self._stopping = stopping
 
     async def run(self) -> None:
         """Serves the operators until it is drained.
@@ -94,30 +96,30 @@ class Agent:
         )
         try:
             await outlast("register", self._register_start, is_outage)
-            async with asyncio.TaskGroup() as tasks:
-                await self._serve(tasks, workshop)
+            await live(self._stopping, self._serve(workshop))
             reporter.report("drained", at=datetime.now(UTC).isoformat())
         finally:
             await feed.close()
             reporter.close()
 
-    async def _serve(self, tasks: asyncio.TaskGroup, workshop: Workshop) -> None:
+    async def _serve(self, workshop: Workshop) -> None:
         """Keeps a lane for each operator, at its limit, until the agent drains."""
         if not self._settings.send_email:
             logger.warning("SEND_EMAIL is false: nothing is claimed")
-        while not self._stopping.is_set():
+        refusal: AgentError | None = None
+        async with asyncio.TaskGroup() as tasks:
             try:
-                operators = await self._read_operators()
-                if self._settings.send_email:
-                    await self._follow(operators, tasks, workshop)
-            except Exception as error:
-                if not is_outage(error):
-                    raise
-                logger.warning("operators: %s; again in a while", first_line(error))
-            try:
-                await asyncio.wait_for(self._stopping.wait(), _REFRESH_SECONDS)
-            except TimeoutError:
-                continue
+                while not self._stopping.is_set():
+                    operators = await outlast("operators", self._read_operators, is_outage)
+                    if self._settings.send_email:
+                        await self._follow(operators, tasks, workshop)
+                    await rest(self._stopping, _REFRESH_SECONDS)
+            except AgentError as error:
+                # The name was retired meanwhile: the lanes end at their batches' ends.
+                refusal = error
+                self._stopping.set()
+        if refusal is not None:
+            raise refusal
 
     async def _follow(
         self, operators: list[OperatorLimit], tasks: asyncio.TaskGroup, workshop: Workshop
@@ -142,9 +144,13 @@ class Agent:
 
     async def _pace(self, operator: str, limit: int | None) -> Pace:
         """A pace whose window holds what a former run of this agent handed over."""
-        async with self._pool.connection() as connection:
+
+        async def read() -> list[TupleRow]:
             values = (self._settings.instance, operator, WINDOW)
-            rows = await (await connection.execute(_RECENT, values)).fetchall()
+            async with self._pool.connection() as connection:
+                return await (await connection.execute(_RECENT, values)).fetchall()
+
+        rows = await outlast("window", read, is_outage)
         now = time.monotonic()
         pace = Pace(limit, now)
         pace.refill([(now - age, count) for age, count in rows[:-1]])
@@ -175,13 +181,16 @@ class Agent:
 
 
 def machine_id(file: Path) -> str:
-    """The machine's id (machine-id(5)); raises AgentError where there is none."""
+    """The machine's id (machine-id(5)); raises AgentError where there is none, as in an image that was never booted."""
     try:
-        return file.read_text(encoding="ascii").strip()
+        text = file.read_text(encoding="ascii", errors="replace").strip()
     except OSError as error:
-        raise AgentError(
-            f"{file}: {error.strerror}; run systemd-machine-id-setup, or set machine_id_file"
-        ) from None
+        found = error.strerror
+    else:
+        if _MACHINE_ID.fullmatch(text):
+            return text
+        found = "holds no machine id"
+    raise AgentError(f"{file}: {found}; run systemd-machine-id-setup, or set machine_id_file")
 
 
 def lock_instance(directory: Path, instance: str) -> IO[str]:
@@ -193,11 +202,13 @@ def lock_instance(directory: Path, instance: str) -> IO[str]:
     path = directory / f"fairpost-agent-{instance}.lock"
     try:
         file = path.open("a", encoding="ascii")
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise AgentError(f"{path}: an agent of {instance} runs already") from None
     except OSError as error:
         raise AgentError(f"{path}: {error.strerror}; set lock_directory") from None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise AgentError(f"{path}: an agent of {instance} runs already") from None
     return file
 
 
@@ -214,9 +225,7 @@ async def run_agent(settings: AgentSettings) -> None:
             settings.database.get_secret_value(), f"fairpost agent {settings.instance}", size=8
         )
         try:
-            agent = Agent(settings, postfix, pool)
-            for number in (signal.SIGTERM, signal.SIGINT):
-                asyncio.get_running_loop().add_signal_handler(number, agent.drain)
+            agent = Agent(settings, postfix, pool, stop_on_signals())
             await agent.run()
         finally:
             await pool.close()

@@ -71,7 +71,9 @@ class Claims:
             yield lost
         finally:
             renewal.cancel()
-            await asyncio.gather(renewal, return_exceptions=True)
+            [end] = await asyncio.gather(renewal, return_exceptions=True)
+        if isinstance(end, Exception):
+            raise end
 
     async def _renew(self, claim: Claim, lost: asyncio.Event) -> None:
         clock = asyncio.get_running_loop().time

@@ -9,14 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-import aiosmtplib
-from aiosmtplib import (
-    SMTP,
-    SMTPDataError,
-    SMTPException,
-    SMTPRecipientRefused,
-    SMTPResponseException,
-)
+from aiosmtplib import SMTP, SMTPDataError, SMTPException, SMTPResponse
 from msgspec import Struct
 
 from contract.outage import first_line
@@ -32,6 +25,7 @@ _QUEUE_ID: Final = re.compile(r"queued as ([0-9A-Za-z]+)", re.ASCII)
 _DSN: Final = re.compile(r"([245]\.\d{1,3}\.\d{1,3})(?:\s+|$)", re.ASCII)
 # Policy, such as `relay access denied`: the fault of this host's configuration, not of the message.
 _POLICY: Final = "5.7."
+_OK: Final = 250
 _PERMANENT: Final = 500
 
 
@@ -62,6 +56,9 @@ class InDoubt(Struct, frozen=True):
 
 Verdict = Accepted | Refused | Unsent | InDoubt
 
+NOT_BEGUN: Final = Unsent("not begun in time")
+"""Says nothing of Postfix: the deadline came first, or the session was lost by an earlier message."""
+
 
 class Feed:
     """The sessions of one agent.
@@ -85,7 +82,7 @@ class Feed:
 
         Answers a verdict a message, in their order.
         """
-        verdicts: list[Verdict] = [Unsent("not begun in time")] * len(messages)
+        verdicts: list[Verdict] = [NOT_BEGUN] * len(messages)
         waiting = iter(range(len(messages)))
         shares = min(self._connections, len(messages))
         async with asyncio.TaskGroup() as tasks:
@@ -145,26 +142,19 @@ class _Session:
             self._used = self._clock()
 
     async def _transaction(self, client: SMTP, message: Rendered) -> Verdict:
-        options = ["SMTPUTF8", "BODY=8BITMIME"] if message.smtputf8 else []
-        encoding = "utf-8" if message.smtputf8 else "ascii"
         try:
-            await client.mail(message.sender, options=options, encoding=encoding)
-            await client.rcpt(message.recipient, encoding=encoding)
-        except SMTPResponseException as error:
-            await self._reset(client)
-            dsn, reply = _reply(error)
-            if isinstance(error, SMTPRecipientRefused) and _is_final(error.code, dsn):
-                return Refused(dsn, reply)
-            return Unsent(reply)
+            refusal = await _envelope(client, message)
         except (SMTPException, OSError, TimeoutError) as error:
             await self.close()
             return Unsent(first_line(error))
+        if refusal is not None:
+            await self._reset(client)
+            return refusal
         try:
             response = await client.data(message.message)
         except SMTPDataError as error:
             await self._reset(client)
-            dsn, reply = _reply(error)
-            return Refused(dsn, reply) if _is_final(error.code, dsn) else Unsent(reply)
+            return _refusal(error)
         except (SMTPException, OSError, TimeoutError) as error:
             await self.close()
             return InDoubt(first_line(error))
@@ -206,12 +196,33 @@ class _Session:
             client.close()
 
 
+async def _envelope(client: SMTP, message: Rendered) -> Refused | Unsent | None:
+    """Says MAIL and RCPT; answers why the message may not follow.
+
+    The addresses go as they are: aiosmtplib's own methods would parse them again, and change or refuse some.
+    """
+    extensions = (b"SMTPUTF8", b"BODY=8BITMIME") if message.smtputf8 else ()
+    sender, recipient = message.sender.encode(), message.recipient.encode()
+    response = await client.execute_command(b"MAIL", b"FROM:<%b>" % sender, *extensions)
+    if response.code != _OK:
+        return Unsent(_reply(response)[1])
+    response = await client.execute_command(b"RCPT", b"TO:<%b>" % recipient)
+    return None if response.code == _OK else _refusal(response)
+
+
+def _refusal(response: SMTPResponse | SMTPDataError) -> Refused | Unsent:
+    dsn, reply = _reply(response)
+    return Refused(dsn, reply) if _is_final(response.code, dsn) else Unsent(reply)
+
+
 def _is_final(code: int, dsn: str | None) -> bool:
     return code >= _PERMANENT and not (dsn or "").startswith(_POLICY)
 
 
-def _reply(error: aiosmtplib.SMTPResponseException) -> tuple[str | None, str]:
-    """The enhanced code (RFC 2034) and the whole reply, as one line."""
-    text = " ".join(error.message.split())
+def _reply(response: SMTPResponse | SMTPDataError) -> tuple[str | None, str]:
+    """The enhanced code (RFC 2034) and the whole reply, as one line that any database and log can hold."""
+    line = " ".join(response.message.split())
+    # Octets that are no UTF-8 are surrogates here (aiosmtplib).
+    text = "".join(character if character.isprintable() else "\ufffd" for character in line)
     dsn = _DSN.match(text)
-    return (dsn[1] if dsn else None), f"{error.code} {text}"
+    return (dsn[1] if dsn else None), f"{response.code} {text}"

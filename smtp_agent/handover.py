@@ -15,7 +15,7 @@ from contract.database import Pool, is_outage
 from contract.events import Template
 from contract.outage import outlast
 from smtp_agent.claims import Claim
-from smtp_agent.feed import Feed, InDoubt, Refused, Unsent, Verdict
+from smtp_agent.feed import NOT_BEGUN, Feed, InDoubt, Refused, Unsent, Verdict
 from smtp_agent.postfix import Postfix
 from smtp_agent.rendering import Content, Recipient, Rendered, Renderer, RenderingError
 
@@ -60,7 +60,7 @@ class Refusal(Struct, frozen=True):
 
 
 class HandedOver(Struct, frozen=True):
-    """How a batch went; `unsent` names why the first of the given-back ones was."""
+    """How a batch went; `unsent` names why the first that was tried and given back was, None where none was tried."""
 
     accepted: list[tuple[int, str]]
     refused: list[Refusal]
@@ -196,7 +196,8 @@ def _sort_out(
                 done.refused.append(Refusal(dispatch_id, handed_at, dsn, reply))
             case Unsent(reason):
                 done.given_back.append(dispatch_id)
-                unsent = unsent or reason
+                if verdict != NOT_BEGUN:
+                    unsent = unsent or reason
             case InDoubt():
                 done.in_doubt.append(dispatch_id)
             case _:

@@ -9,9 +9,10 @@ from typing import Final
 
 from msgspec import Struct
 
+from contract.lifetime import rest
 from smtp_agent import metrics
 from smtp_agent.claims import Claim, Claims
-from smtp_agent.handover import BATCH, Batch, HandedOver, Handover, Refusal
+from smtp_agent.handover import BATCH, Batch, HandedOver, Handover
 from smtp_agent.pacing import Pace
 from smtp_agent.reporting import Reporter
 
@@ -82,13 +83,21 @@ class Lane:
 
     async def run(self) -> None:
         """Works until the lane is closed or the agent drains; then its chunk is given back."""
-        while not self._ending:
+        while True:
             async with self._workshop.slots:
+                if self._ending:
+                    return
                 claim = await self._workshop.claims.claim(self.operator)
                 if claim is not None:
                     await self._work(claim)
-            if claim is None:
-                await self._rest(random.uniform(*_IDLE))
+            # A chunk that this Postfix did not take is left to others for as long as Postfix itself is.
+            wait = (
+                random.uniform(*_IDLE)
+                if claim is None
+                else self._resistance.until - time.monotonic()
+            )
+            if wait > 0:
+                await rest(self._workshop.stopping, wait)
 
     @property
     def _ending(self) -> bool:
@@ -112,36 +121,35 @@ class Lane:
     async def _hand_over_all(self, claim: Claim, lost: asyncio.Event) -> str:
         """Hands over batch after batch until there is a reason to stop, which it answers."""
         batches = 0
-        refused: list[Refusal] = []
-        while True:
+        began = time.monotonic()
+        while (why := self._why_stop(lost, began)) is None:
             now = time.monotonic()
-            if (why := self._why_stop(lost, now)) is not None:
-                break
             wait = max(self.pace.wait(now), self._resistance.until - now)
             if wait > 0:
-                await self._rest(min(wait, POLL))
+                await rest(self._workshop.stopping, min(wait, POLL))
                 continue
             batches += 1
-            await self._workshop.handover.reject(refused)
-            refused = []
             batch, done = await self._hand_over(claim, batches)
+            await self._workshop.handover.reject(done.refused)
             if batch.outcome != BATCH:
-                why = batch.outcome
-                break
-            refused = done.refused
-        await self._workshop.handover.reject(refused)
+                return batch.outcome
         return why
 
-    def _why_stop(self, lost: asyncio.Event, now: float) -> str | None:
+    def _why_stop(self, lost: asyncio.Event, began: float) -> str | None:
         if self._ending:
             return "stopping"
         if lost.is_set():
             return "the claim was lost"
         since = self._resistance.since
-        if since is not None and now - since > _NOTHING_ACCEPTED_SECONDS:
-            self._resistance = Resistance(None, self._resistance.until, self._resistance.backoff)
-            return "Postfix accepts nothing"
-        return None
+        if since is None:
+            return None
+        now = time.monotonic()
+        if now - max(since, began) <= _NOTHING_ACCEPTED_SECONDS:
+            return None
+        self._resistance = Resistance(
+            since, now + self._resistance.backoff, self._resistance.backoff
+        )
+        return "Postfix accepts nothing"
 
     async def _hand_over(self, claim: Claim, number: int) -> tuple[Batch, HandedOver]:
         """One batch, from the pace to the report; it ends within about a second."""
@@ -164,19 +172,19 @@ class Lane:
             self._batch_limit = max(1, self._batch_limit // 2)
         elif seconds < _BATCH_SECONDS / 4:
             self._batch_limit = min(_LARGEST_BATCH, self._batch_limit * 2)
-        now = time.monotonic()
-        if done.accepted or done.unsent is None:
-            if self._resistance.since is not None:
+        since = self._resistance.since
+        if done.accepted or not done.given_back:
+            if since is not None:
                 logger.warning("%s: Postfix accepts mail again", self.operator)
             self._resistance = Resistance(None, 0.0, 0.0)
             return
-        if self._resistance.since is None:
+        now = time.monotonic()
+        # A batch of which nothing was begun, as when the write-ahead came late, says nothing of Postfix.
+        if since is None and done.unsent is not None:
             logger.warning("%s: Postfix accepts nothing: %s", self.operator, done.unsent)
+            since = now
         backoff = min(max(self._resistance.backoff * 2, _BACKOFF[0]), _BACKOFF[1])
-        jitter = random.uniform(0.5, 1.0)
-        self._resistance = Resistance(
-            self._resistance.since or now, now + backoff * jitter, backoff
-        )
+        self._resistance = Resistance(since, now + backoff * random.uniform(0.5, 1.0), backoff)
 
     def _tell(self, claim: Claim, done: HandedOver, seconds: float) -> None:
         for result, number in (
@@ -205,10 +213,3 @@ class Lane:
             campaign_id=claim.campaign_id,
             **fields,
         )
-
-    async def _rest(self, seconds: float) -> None:
-        """Waits, or less when the agent drains."""
-        try:
-            await asyncio.wait_for(self._workshop.stopping.wait(), seconds)
-        except TimeoutError:
-            return

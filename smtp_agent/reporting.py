@@ -3,6 +3,7 @@
 import logging
 import queue
 import threading
+from contextlib import suppress
 from typing import Any, Final
 
 from fluent.sender import FluentSender
@@ -34,6 +35,7 @@ class Reporter:
         )
         self._reports: queue.Queue[dict[str, Any] | None] = queue.Queue(_WAITING)
         self._away = False
+        self._unsent = 0  # taken from the queue, and in the sender's hands
         self._thread = threading.Thread(target=self._run, name="reports", daemon=True)
         self._thread.start()
 
@@ -46,18 +48,21 @@ class Reporter:
 
     def close(self) -> None:
         """Sends what is queued, for a few seconds at most."""
-        try:
+        with suppress(queue.Full):
             self._reports.put(_STOP, timeout=1)
-        except queue.Full:
-            logger.warning("reports: Fluentd is away; %d are dropped", self._reports.qsize())
         self._thread.join(timeout=5)
         self._sender.close()
+        self._count("sent")  # or dropped already, by the sender's last try
+        if left := self._reports.qsize():
+            metrics.REPORTS.labels("dropped").inc(left)
+            logger.warning("reports: %d are dropped, as Fluentd is away", left)
 
     def _run(self) -> None:
         while (report := self._reports.get()) is not _STOP:
+            self._unsent += 1
             sent = bool(self._sender.emit(LABEL, report))
             if sent:
-                metrics.REPORTS.labels("sent").inc()
+                self._count("sent")
             if self._away is sent:
                 self._away = not sent
                 logger.warning(
@@ -65,5 +70,12 @@ class Reporter:
                 )
 
     def _overflow(self, pending: bytes) -> None:
-        metrics.REPORTS.labels("dropped").inc()
-        logger.warning("reports: %d bytes are dropped, as Fluentd is away", len(pending))
+        logger.warning(
+            "reports: %d (%d bytes) are dropped, as Fluentd is away", self._unsent, len(pending)
+        )
+        self._count("dropped")
+
+    def _count(self, result: str) -> None:
+        """The sender keeps all that it could not send, and sends or drops it together."""
+        metrics.REPORTS.labels(result).inc(self._unsent)
+        self._unsent = 0

@@ -134,7 +134,8 @@ class Kafka:
                 data=self.directory / "data",
             )
         )
-        cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
+        # One that begins with "-" would be taken for an option; Kafka itself makes none either.
+        cluster_id = base64.urlsafe_b64encode(b"\0" + uuid.uuid4().bytes[1:]).rstrip(b"=").decode()
         formatting = [
             *_java(),
             "kafka.tools.StorageTool",

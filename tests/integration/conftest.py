@@ -1,0 +1,356 @@
+"""What integration tests share: connections under each role, mail brought to a certain point, and the books."""
+
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from msgspec import Struct
+
+from contract.database import Connection, Pool, conninfo, open_pool
+from contract.events import (
+    CAMPAIGNS,
+    DUE_EMAILS,
+    SEND_EMAILS,
+    CampaignCancelled,
+    CampaignEvent,
+    CampaignPaused,
+    CampaignResumed,
+    CampaignScheduled,
+    DueEmail,
+    SendEmail,
+    Template,
+    encode,
+)
+from contract.states import MESSAGE_TRANSITIONS, MessageState
+from processor.campaigns import Campaigns
+from processor.consuming import Record
+from processor.emitting import Emitter
+from processor.housekeeping import check_balance
+from processor.planning import Planning
+from processor.settings import ProcessorSettings
+from smtp_agent.claims import Claim, Claims
+from smtp_agent.feed import Feed
+from smtp_agent.handover import Batch, Handover
+from smtp_agent.postfix import Postfix
+from testbed import Testbed
+from testbed.ports import LOOPBACK, reserve_port
+from tests.conftest import Database, TestTopics
+
+START = datetime(2024, 5, 1, 12, tzinfo=UTC)
+"""When everything that has a time of its own happens, or soon after."""
+INSTANCE = "postfix-a"
+
+
+# ------------------------------------------------------------------ connections
+
+
+@pytest.fixture
+async def owner(database: Database) -> AsyncIterator[Connection]:
+    """A connection that may do anything: for arranging, and for looking at what came of it."""
+    dsn = conninfo(database.owner, "test owner")
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+        yield connection
+
+
+@asynccontextmanager
+async def pool_of(dsn: str, size: int) -> AsyncIterator[Pool]:
+    """A pool as worker, tracker and agent open theirs."""
+    pool = await open_pool(dsn, "test", size=size)
+    try:
+        yield pool
+    finally:
+        await pool.close()
+
+
+@pytest.fixture
+async def worker(database: Database) -> AsyncIterator[Pool]:
+    """The connections of a worker or tracker."""
+    async with pool_of(database.worker, 4) as pool:
+        yield pool
+
+
+@pytest.fixture
+async def agent(database: Database) -> AsyncIterator[Pool]:
+    """The connections of an agent."""
+    async with pool_of(database.agent, 4) as pool:
+        yield pool
+
+
+@pytest.fixture
+async def emitter(settings: ProcessorSettings, topics: TestTopics) -> AsyncIterator[Emitter]:  # noqa: ARG001
+    """The worker's way into Kafka, whose topics are there."""
+    emitter = Emitter(settings.kafka_bootstrap_servers)
+    await emitter.open()
+    yield emitter
+    await emitter.close()
+
+
+@pytest.fixture
+def refusals(testbed: Testbed) -> Callable[[], list[str]]:
+    """Tells what Postgres has refused since the test began, deadlocks included, as its log has it."""
+    log = testbed.postgres.log
+    start = log.stat().st_size
+
+    def since() -> list[str]:
+        new = log.read_bytes()[start:].decode()
+        return [line for line in new.splitlines() if " ERROR:  " in line]
+
+    return since
+
+
+async def fetch(connection: Connection, query: str, *values: Any) -> list[tuple[Any, ...]]:
+    """All rows of a query."""
+    return await (await connection.execute(query.encode(), values)).fetchall()
+
+
+async def fetch_one(connection: Connection, query: str, *values: Any) -> Any:
+    """The only column of the only row."""
+    ((value,),) = await fetch(connection, query, *values)
+    return value
+
+
+# ------------------------------------------------------------------ events
+
+
+def due(
+    number: int, campaign_id: str = "c", domain: str = "example.test", **fields: Any
+) -> DueEmail:
+    """The due e-mail of a user with that number."""
+    values = {"email": f"user{number}@{domain}", "email_key": "hello", **fields}
+    return DueEmail(user_id=f"user{number}", campaign_id=campaign_id, **values)
+
+
+def records(
+    events: Iterable[Struct | bytes],
+    topic: str = DUE_EMAILS,
+    *,
+    partition: int = 0,
+    offset: int = 0,
+    at: datetime = START,
+) -> list[Record]:
+    """Events as they stand one after the other in a partition, a second apart."""
+    return [
+        Record(
+            topic,
+            partition,
+            offset + place,
+            at + timedelta(seconds=place),
+            event if isinstance(event, bytes) else encode(event),
+        )
+        for place, event in enumerate(events)
+    ]
+
+
+def scheduled(
+    campaign_id: str = "c", scheduled_for: datetime = START, **fields: Any
+) -> CampaignScheduled:
+    """A campaign with one template."""
+    values = {
+        "name": "A campaign",
+        "sender": "Sender <sender@example.org>",
+        "templates": {"hello": Template(subject="Hello", text="Hello {{ user_id }}")},
+        **fields,
+    }
+    return CampaignScheduled(campaign_id=campaign_id, scheduled_for=scheduled_for, **values)
+
+
+def paused(campaign_id: str = "c") -> CampaignPaused:
+    """The event."""
+    return CampaignPaused(campaign_id=campaign_id)
+
+
+def resumed(campaign_id: str = "c") -> CampaignResumed:
+    """The event."""
+    return CampaignResumed(campaign_id=campaign_id)
+
+
+def cancelled(campaign_id: str = "c") -> CampaignCancelled:
+    """The event."""
+    return CampaignCancelled(campaign_id=campaign_id)
+
+
+# ------------------------------------------------------------------ mail brought to a certain point
+
+
+class Post:
+    """Brings mail to where a test begins, by the steps' own code under their own roles.
+
+    Its emitter is not connected: whoever expects no dead letter notices one.
+    """
+
+    def __init__(
+        self,
+        settings: ProcessorSettings,
+        owner: Connection,
+        worker: Pool,
+        agent: Pool,
+        directory: Path,
+    ) -> None:
+        self.owner = owner
+        self.worker = worker
+        self.agent = agent
+        self.postfix = Postfix(directory, directory, directory / "mail.log")
+        emitter = Emitter(settings.kafka_bootstrap_servers)
+        self.planning = Planning(settings, worker, emitter)
+        self.campaigns = Campaigns(settings, worker, emitter)
+        self._offset = 0
+
+    async def apply(self, *events: CampaignEvent) -> None:
+        """Applies campaign events, each newer than all before."""
+        at = START + timedelta(seconds=self._offset)
+        await self.campaigns(records(events, CAMPAIGNS, offset=self._offset, at=at))
+        self._offset += len(events)
+
+    async def reserve(
+        self, emails: Sequence[DueEmail], *, partition: int = 0, offset: int = 0
+    ) -> list[SendEmail]:
+        """Reserves due e-mails that were not reserved before; their send events, in order."""
+        async with self.worker.connection() as connection:
+            rows = await fetch(
+                connection,
+                "SELECT dispatch_id, reserved_at FROM reserve(%s, %s, %s, %s::int[], %s::bigint[]) ORDER BY ordinal",
+                [email.user_id for email in emails],
+                [email.campaign_id for email in emails],
+                [email.email_key for email in emails],
+                [partition] * len(emails),
+                list(range(offset, offset + len(emails))),
+            )
+        return [
+            SendEmail(
+                **{name: getattr(email, name) for name in email.__struct_fields__},
+                dispatch_id=dispatch_id,
+                reserved_at=reserved_at,
+            )
+            for email, (dispatch_id, reserved_at) in zip(emails, rows, strict=True)
+        ]
+
+    async def plan(self, emails: Sequence[DueEmail]) -> list[int]:
+        """Reserves and plans due e-mails; their dispatches, in order."""
+        events = await self.reserve(emails)
+        await self.planning(records(events, SEND_EMAILS))
+        return [event.dispatch_id for event in events]
+
+    async def ripen(self) -> None:
+        """Makes every chunk old enough to be claimed."""
+        await self.owner.execute(
+            "UPDATE chunks SET opened_at = opened_at - interval '1 minute'"
+            " WHERE chunk_id IN (SELECT chunk_id FROM chunks FOR NO KEY UPDATE SKIP LOCKED)"
+        )
+
+    def claims(self, instance: str = INSTANCE, lease_seconds: float = 30) -> Claims:
+        """The claims of an instance."""
+        return Claims(self.agent, instance, lease_seconds)
+
+    async def claim(self, operator: str = "other", instance: str = INSTANCE) -> Claim:
+        """A claim that must succeed."""
+        claim = await self.claims(instance).claim(operator)
+        assert claim is not None, f"nothing to claim at {operator}"
+        return claim
+
+    def handover(self, instance: str = INSTANCE, port: int | None = None) -> Handover:
+        """The hand-over of an instance whose Postfix does not listen, unless a port is named."""
+        feed = Feed(LOOPBACK, port or reserve_port(), 2, time.monotonic)
+        return Handover(self.agent, instance, self.postfix, feed, "bounces.test")
+
+    async def hand(
+        self, number: int, instance: str = INSTANCE, operator: str = "other"
+    ) -> tuple[Claim, Batch]:
+        """Claims the next ripe chunk and writes a batch ahead."""
+        await self.ripen()
+        claim = await self.claim(operator, instance)
+        batch = await self.handover(instance).write_ahead(claim, 1, number)
+        assert len(batch.recipients) == number
+        return claim, batch
+
+    async def states(self) -> dict[int, str]:
+        """The state of every message by its dispatch."""
+        return dict(await fetch(self.owner, "SELECT dispatch_id, state FROM messages"))
+
+    async def told(self) -> list[tuple[Any, ...]]:
+        """Dispatch and status of all that the outbox was ever given, in order."""
+        return await fetch(self.owner, "SELECT dispatch_id, status FROM told ORDER BY event_id")
+
+
+@pytest.fixture
+async def post(
+    settings: ProcessorSettings, owner: Connection, worker: Pool, agent: Pool, tmp_path: Path
+) -> AsyncIterator[Post]:
+    """Mail for a test; when the test is over its books must balance."""
+    await owner.execute(_WATCH)
+    yield Post(settings, owner, worker, agent, tmp_path)
+    await check_books(owner, worker)
+
+
+# ------------------------------------------------------------------ the books
+
+# Notes every change of a state, and keeps what the outbox was given after it was published.
+_WATCH = """
+CREATE TABLE transitions (before message_state, after message_state);
+CREATE TABLE told (LIKE outbox);
+CREATE FUNCTION watch_messages() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = fairpost AS $$
+BEGIN
+  INSERT INTO transitions VALUES (CASE WHEN TG_OP = 'UPDATE' THEN OLD.state END, NEW.state);
+  RETURN NULL;
+END $$;
+CREATE FUNCTION watch_outbox() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = fairpost AS $$
+BEGIN
+  INSERT INTO told VALUES (NEW.*);
+  RETURN NULL;
+END $$;
+CREATE TRIGGER watch_messages AFTER INSERT OR UPDATE ON messages FOR EACH ROW EXECUTE FUNCTION watch_messages();
+CREATE TRIGGER watch_outbox AFTER INSERT ON outbox FOR EACH ROW EXECUTE FUNCTION watch_outbox()"""
+
+_KEPT = """
+SELECT k.chunk_id, to_jsonb(c) - 'chunk_id' || jsonb_build_object('planned', k.planned)
+  FROM chunks k LEFT JOIN chunk_counts c USING (chunk_id)"""
+_COUNTED = """
+SELECT chunk_id, jsonb_object_agg(state, n)
+  FROM (SELECT chunk_id, state, count(*) AS n FROM messages GROUP BY chunk_id, state) z GROUP BY chunk_id"""
+_POSITIONS = """
+SELECT k.chunk_id FROM chunks k LEFT JOIN messages m USING (chunk_id) GROUP BY k.chunk_id
+HAVING array_agg(m.position ORDER BY m.position) IS DISTINCT FROM ARRAY(SELECT generate_series(0, k.size - 1))"""
+_BEFORE_THE_CURSOR = """
+SELECT m.dispatch_id FROM messages m JOIN chunks k USING (chunk_id)
+ WHERE m.state = 'planned' AND m.position < k.cursor"""
+_NUMBERS = """
+SELECT campaign_id FROM chunks GROUP BY campaign_id
+HAVING min(number) <> 1 OR max(number) <> count(*)"""
+# Only what a test itself did to a message may be untold.
+_UNTOLD = """
+SELECT m.dispatch_id, m.state, (array_agg(t.status ORDER BY t.event_id DESC))[1]
+  FROM messages m LEFT JOIN told t USING (dispatch_id)
+ WHERE m.state NOT IN ('planned', 'handed', 'uncertain') GROUP BY m.dispatch_id
+HAVING (array_agg(t.status ORDER BY t.event_id DESC))[1] IS DISTINCT FROM m.state"""
+
+_FIRST_STATES = {"planned", "cancelled", "expired", "rejected"}
+
+
+async def check_books(owner: Connection, worker: Pool) -> None:
+    """Every count is what counting gives, every place is taken once, and nothing happened that may not."""
+    kept: dict[int, dict[str, int]] = dict(await fetch(owner, _KEPT))
+    counted: dict[int, dict[str, int]] = dict(await fetch(owner, _COUNTED))
+    assert kept == {
+        chunk_id: {state.value: counted.get(chunk_id, {}).get(state, 0) for state in MessageState}
+        for chunk_id in kept
+    }
+    assert counted.keys() <= kept.keys()
+    assert await fetch(owner, _POSITIONS) == []
+    assert await fetch(owner, _BEFORE_THE_CURSOR) == []
+    assert await fetch(owner, _NUMBERS) == []
+    assert await fetch(owner, _UNTOLD) == []
+    seen = await fetch(
+        owner, "SELECT DISTINCT before, after FROM transitions WHERE before IS DISTINCT FROM after"
+    )
+    assert [
+        (before, after)
+        for before, after in seen
+        if after
+        not in (_FIRST_STATES if before is None else MESSAGE_TRANSITIONS[MessageState(before)])
+    ] == []
+    async with worker.connection() as connection:
+        assert await check_balance(connection) == []

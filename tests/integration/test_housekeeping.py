@@ -1,0 +1,157 @@
+"""Housekeeping: cancelled campaigns are swept chunk by chunk, and books that do not balance are found."""
+
+import asyncio
+import logging
+
+import pytest
+from prometheus_client import REGISTRY
+
+from contract.database import Pool
+from processor.housekeeping import check_balance, observe, sweep
+from tests.integration.conftest import Post, cancelled, due, fetch, fetch_one, scheduled
+
+
+async def sweep_all(worker: Pool) -> list[int]:
+    """Sweeps until nothing is left; how many messages each call cancelled."""
+    swept = []
+    async with worker.connection() as connection:
+        while number := await sweep(connection):
+            swept.append(number)
+    return swept
+
+
+async def test_sweeps_a_few_chunks_at_a_time(post: Post) -> None:
+    """What is planned of cancelled campaigns becomes `cancelled` and is told, four chunks a call; other mail stays."""
+    await post.owner.execute("UPDATE operators SET chunk_size = 10")
+    await post.apply(scheduled(), scheduled("d"))
+    dispatch_ids = await post.plan([due(n) for n in range(95)])
+    others = await post.plan([due(n, "d") for n in range(5)])
+    await post.apply(cancelled())
+    assert await sweep_all(post.worker) == [40, 40, 15]
+    assert await post.states() == dict.fromkeys(dispatch_ids, "cancelled") | dict.fromkeys(
+        others, "planned"
+    )
+    assert sorted(await post.told()) == [
+        (dispatch_id, "cancelled") for dispatch_id in sorted(dispatch_ids)
+    ]
+
+
+async def test_what_was_handed_over_is_not_swept(post: Post) -> None:
+    """Mail that an instance has stays its own; its outcome will be told."""
+    await post.apply(scheduled())
+    dispatch_ids = await post.plan([due(n) for n in range(5)])
+    await post.hand(2)
+    await post.apply(cancelled())
+    assert await sweep_all(post.worker) == [3]
+    assert await post.states() == dict(
+        zip(dispatch_ids, ["handed", "handed", "cancelled", "cancelled", "cancelled"], strict=True)
+    )
+
+
+async def test_a_chunk_in_use_is_swept_later(post: Post) -> None:
+    """A sweep does not wait for a chunk that a hand-over has locked, and finds it at its next turn."""
+    await post.apply(scheduled())
+    await post.plan([due(1)])
+    await post.apply(cancelled())
+    async with post.owner.transaction():
+        await post.owner.execute("SELECT FROM chunks FOR UPDATE")
+        async with asyncio.timeout(5):
+            assert await sweep_all(post.worker) == []
+    assert await sweep_all(post.worker) == [1]
+
+
+async def test_sweepers_at_once(post: Post) -> None:
+    """Sweepers at the same time cancel each message once."""
+    await post.owner.execute("UPDATE operators SET chunk_size = 3")
+    await post.apply(scheduled())
+    await post.plan([due(n) for n in range(100)])
+    await post.apply(cancelled())
+    swept = await asyncio.gather(*(sweep_all(post.worker) for _ in range(4)))
+    await sweep_all(post.worker)
+    assert sum(map(sum, swept)) <= 100
+    assert set((await post.states()).values()) == {"cancelled"}
+    assert len(await post.told()) == 100
+
+
+async def test_books_that_balance(post: Post) -> None:
+    """Reserved, planned, handed and cancelled mail is all accounted for, and so is a campaign that is not known yet."""
+    await post.apply(scheduled())
+    await post.plan([due(n) for n in range(5)] + [due(n, "d") for n in range(5)])
+    await post.reserve([due(n) for n in range(10, 13)])
+    await post.hand(3)
+    async with post.worker.connection() as connection:
+        assert await check_balance(connection) == []
+    assert REGISTRY.get_sample_value("fairpost_imbalance") == 0
+
+
+@pytest.mark.parametrize(
+    ("damage", "repair"),
+    [
+        (
+            "UPDATE chunk_counts SET handed = handed + 1",
+            "UPDATE chunk_counts SET handed = handed - 1",
+        ),
+        ("UPDATE dispatch_counts SET dispatches = 4", "UPDATE dispatch_counts SET dispatches = 3"),
+        ("UPDATE chunks SET planned = planned - 1", "UPDATE chunks SET planned = planned + 1"),
+        ("UPDATE campaigns SET pruned = 1", "UPDATE campaigns SET pruned = 0"),
+    ],
+)
+async def test_books_that_do_not_balance(
+    post: Post, damage: str, repair: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A campaign whose dispatches are not the sum of its states is named, in the log and in the metric."""
+    await post.plan([due(n) for n in range(3)])
+    await post.owner.execute(damage.encode())
+    with caplog.at_level(logging.ERROR):
+        async with post.worker.connection() as connection:
+            assert await check_balance(connection) == ["c"]
+    assert "campaign c: " in caplog.text
+    assert REGISTRY.get_sample_value("fairpost_imbalance") == 1
+    await post.owner.execute(repair.encode())
+
+
+async def test_dispatches_of_no_campaign_are_no_imbalance(post: Post) -> None:
+    """Dispatches that are reserved before anything else is known of their campaign are unplanned, not lost."""
+    await post.reserve([due(1)])
+    async with post.worker.connection() as connection:
+        assert await check_balance(connection) == []
+    assert await fetch(post.owner, "SELECT * FROM campaigns") == []
+
+
+async def test_observes_what_waits(post: Post) -> None:
+    """The metrics say how much is reserved and unplanned, for how long, and how many messages are in each state."""
+    await post.apply(scheduled())
+    await post.plan([due(n) for n in range(5)])
+    await post.hand(2)
+    await post.reserve([due(9), due(10)])
+    await post.owner.execute("UPDATE pending SET reserved_at = reserved_at - interval '5 minutes'")
+    await post.owner.execute(
+        "INSERT INTO outbox (dispatch_id, at, status, created_at) VALUES (1, now(), 'sent', now() - interval '1 hour')"
+    )
+    async with post.worker.connection() as connection:
+        await observe(connection)
+    value = REGISTRY.get_sample_value
+    assert value("fairpost_unplanned") == 2
+    assert 300 <= (value("fairpost_unplanned_age_seconds") or 0) < 400
+    assert 3600 <= (value("fairpost_outbox_age_seconds") or 0) < 3700
+    counted = {
+        state: value("fairpost_messages", {"state": state})
+        for state in ("planned", "handed", "sent")
+    }
+    assert counted == {"planned": 3, "handed": 2, "sent": 0}
+
+
+async def test_a_transition_that_is_not_allowed_is_noticed(post: Post) -> None:
+    """These tests would notice a message that left a final state: what they check after each is not empty."""
+    await post.apply(scheduled(), cancelled())
+    await post.plan([due(1)])
+    await post.owner.execute("UPDATE messages SET state = 'planned'")
+    assert (
+        await fetch_one(
+            post.owner,
+            "SELECT count(*) FROM transitions WHERE before = 'cancelled' AND after = 'planned'",
+        )
+        == 1
+    )
+    await post.owner.execute("UPDATE messages SET state = 'cancelled'")
+    await post.owner.execute("DELETE FROM transitions")

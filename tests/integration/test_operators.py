@@ -1,0 +1,127 @@
+"""Operators: the database's are those of the file, as a whole and on record."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from contract.operators import Operator, OperatorsError, load_operators
+from processor.operators import apply_operators, list_operators
+from tests.integration.conftest import Post, due, fetch, fetch_one, scheduled
+
+FILE = """
+[[operator]]
+name = "gmail"
+domains = ["gmail.test", "Bücher.test"]
+per_minute = 350
+tie_break = "rotate"
+transport = { destination_concurrency_limit = 5 }
+
+[[operator]]
+name = "outlook"
+domains = ["outlook.test"]
+"""
+
+
+async def apply(post: Post, *operators: Operator, source: str = "a file") -> None:
+    """Applies operators under the role of the command line."""
+    async with post.worker.connection() as connection:
+        await apply_operators(connection, operators, "ann", source)
+
+
+async def test_a_file_is_applied(post: Post, tmp_path: Path) -> None:
+    """What stands in the file stands in the database, and who applied it is on record."""
+    file = tmp_path / "operators.toml"
+    file.write_text(FILE, encoding="utf-8")
+    await apply(post, *load_operators(file), source=str(file))
+    assert await fetch(
+        post.owner,
+        "SELECT operator, per_minute, chunk_size, tie_break, transport FROM operators ORDER BY operator",
+    ) == [
+        ("gmail", 350, 9_800, "rotate", {"destination_concurrency_limit": 5}),
+        ("other", None, 10_000, "schedule", {}),
+        ("outlook", None, 10_000, "schedule", {}),
+    ]
+    assert await fetch(
+        post.owner, "SELECT domain, operator FROM operator_domains ORDER BY domain"
+    ) == [
+        ("gmail.test", "gmail"),
+        ("outlook.test", "outlook"),
+        ("xn--bcher-kva.test", "gmail"),
+    ]
+    assert await fetch(post.owner, "SELECT actor, action, subject FROM audit") == [
+        ("ann", "operators.apply", str(file))
+    ]
+
+
+async def test_a_later_file_replaces_the_former(post: Post) -> None:
+    """Domains move, limits change and operators that are not named any more go, while a person's pause stays."""
+    await apply(
+        post, Operator("a", ("a.test", "b.test"), 60), Operator("b", ("c.test",)), Operator("other")
+    )
+    await post.owner.execute("UPDATE operators SET paused_at = now() WHERE operator = 'a'")
+    await apply(post, Operator("a", ("a.test", "c.test"), 120), Operator("other"))
+    assert await fetch(
+        post.owner,
+        "SELECT operator, per_minute, paused_at IS NOT NULL FROM operators ORDER BY operator",
+    ) == [("a", 120, True), ("other", None, False)]
+    assert await fetch(
+        post.owner, "SELECT domain, operator FROM operator_domains ORDER BY domain"
+    ) == [
+        ("a.test", "a"),
+        ("c.test", "a"),
+    ]
+
+
+async def test_an_operator_in_use_is_kept(post: Post) -> None:
+    """An operator that still has mail to be handed over cannot be left out: nothing of the file is applied."""
+    await apply(post, Operator("a", ("a.test",)), Operator("other"))
+    await post.plan([due(1, domain="a.test"), due(2, domain="a.test")])
+    with pytest.raises(OperatorsError, match=r"a file: operator 'a' is missing, and 2 messages"):
+        await apply(post, Operator("b", ("a.test",)), Operator("other"))
+    assert await fetch(post.owner, "SELECT operator FROM operators ORDER BY operator") == [
+        ("a",),
+        ("other",),
+    ]
+    assert await fetch_one(post.owner, "SELECT count(*) FROM audit") == 1
+
+
+async def test_an_operator_whose_mail_is_gone_can_be_left_out(post: Post) -> None:
+    """Once nothing is planned for an operator it may go; its mail in the queues is not touched."""
+    await apply(post, Operator("a", ("a.test",)), Operator("other"))
+    await post.apply(scheduled())
+    await post.plan([due(1, domain="a.test")])
+    await post.hand(1, operator="a")
+    await apply(post, Operator("other"))
+    assert set((await post.states()).values()) == {"handed"}
+
+
+async def test_two_people_apply_at_once(post: Post) -> None:
+    """Of files that are applied at the same time the last one stands, whole."""
+    files = [
+        [Operator(f"o{n}", tuple(f"d{m}.test" for m in range(20)), n + 1), Operator("other")]
+        for n in range(6)
+    ]
+    await asyncio.gather(*(apply(post, *operators) for operators in files))
+    ((operator, domains),) = await fetch(
+        post.owner, "SELECT operator, count(*) FROM operator_domains GROUP BY operator"
+    )
+    assert domains == 20
+    assert await fetch(post.owner, "SELECT operator FROM operators ORDER BY operator") == [
+        (operator,),
+        ("other",),
+    ]
+
+
+async def test_operators_are_listed_with_what_waits(post: Post) -> None:
+    """The list says of each operator its limit, what is planned for it and how many lanes work there now."""
+    await apply(post, Operator("a", ("a.test", "b.test"), 60), Operator("other"))
+    await post.apply(scheduled())
+    await post.plan([due(n, domain="a.test") for n in range(5)] + [due(9)])
+    await post.hand(2, operator="a")
+    async with post.worker.connection() as connection:
+        listed = [
+            (o.operator, o.per_minute, o.chunk_size, o.domains, o.planned, o.lanes)
+            for o in await list_operators(connection)
+        ]
+    assert listed == [("a", 60, 9_960, 2, 3, 1), ("other", None, 10_000, 0, 1, 0)]
