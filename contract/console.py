@@ -6,7 +6,8 @@ Exit codes: 0 done, 1 failed, 2 wrong usage or configuration. Listings and nothi
 import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, Final, NoReturn
 
@@ -14,6 +15,7 @@ import click
 import msgspec
 from msgspec import Struct
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 
 from contract.outage import first_line
@@ -91,6 +93,28 @@ def _cell(value: Any) -> str:
             text = str(value)
             # What producers named is shown, not obeyed by the terminal.
             return text if text.isprintable() else repr(text)[1:-1]
+
+
+@contextmanager
+def progress_bar(what: str) -> Iterator[Callable[[int, int | None], None]]:
+    """A bar on standard error where that is a terminal; gives a function to be told how much of how much is done."""
+    err = Console(stderr=True)
+    progress = Progress(
+        "{task.description}",
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=err,
+        disable=not err.is_terminal,
+        transient=True,
+    )
+    with progress:
+        task = progress.add_task(what, total=None)
+
+        def seen(done: int, total: int | None) -> None:
+            progress.update(task, completed=done, total=total)
+
+        yield seen
 
 
 def log_to_stderr(level: str) -> None:

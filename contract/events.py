@@ -122,7 +122,30 @@ def campaign_event_type(event: CampaignEvent) -> CampaignEventType:
 # ------------------------------------------------------------------ due e-mails and send events
 
 
-class DueEmail(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class _Email(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    user_id: str
+    campaign_id: str
+    email_key: str
+    email: str
+    variables: Variables = {}
+    not_after: Timestamp | None = None
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What makes it one dispatch."""
+        return (self.user_id, self.campaign_id, self.email_key)
+
+
+def _check_email(email: _Email) -> None:
+    check_id("user_id", email.user_id)
+    check_id("campaign_id", email.campaign_id)
+    check_id("email_key", email.email_key)
+    check_address("email", email.email)
+    check_time("not_after", email.not_after)
+    check_variables(email.variables)
+
+
+class DueEmail(_Email, frozen=True, kw_only=True, omit_defaults=True):
     """A request: this user gets this `email_key` of this campaign, once.
 
     Attributes:
@@ -131,29 +154,12 @@ class DueEmail(Struct, frozen=True, kw_only=True, omit_defaults=True):
         not_after: past this it is `expired` instead of handed over.
     """
 
-    user_id: str
-    campaign_id: str
-    email_key: str
-    email: str
-    variables: Variables = {}
-    not_after: Timestamp | None = None
-
     def __post_init__(self) -> None:
-        check_id("user_id", self.user_id)
-        check_id("campaign_id", self.campaign_id)
-        check_id("email_key", self.email_key)
-        check_address("email", self.email)
-        check_time("not_after", self.not_after)
-        check_variables(self.variables)
-
-    @property
-    def key(self) -> tuple[str, str, str]:
-        """What makes it one dispatch."""
-        return (self.user_id, self.campaign_id, self.email_key)
+        _check_email(self)
 
 
-class SendEmail(DueEmail, frozen=True, kw_only=True, omit_defaults=True):
-    """A due e-mail that was reserved: the dispatch may be planned.
+class SendEmail(_Email, frozen=True, kw_only=True, omit_defaults=True):
+    """A due e-mail that was reserved: the dispatch may be planned. It is made of one that was checked, and checked read.
 
     Attributes:
         dispatch_id: its reservation.
@@ -248,6 +254,7 @@ class DeadLetter(Struct, frozen=True, kw_only=True):
         value: the record, as text, or base64 where it is not UTF-8; cut at 64 KiB.
         encoding: `utf-8` or `base64`.
         truncated: whether it was cut.
+        key: the record's key; null where it had none, or none that is UTF-8 of at most 1 KiB.
     """
 
     topic: str
@@ -257,6 +264,7 @@ class DeadLetter(Struct, frozen=True, kw_only=True):
     value: str
     encoding: Literal["utf-8", "base64"] = "utf-8"
     truncated: bool = False
+    key: str | None = None
 
 
 # ------------------------------------------------------------------ JSON
@@ -293,7 +301,12 @@ def decode_send_email(value: bytes) -> SendEmail:
     Raises:
         EventError: it is not one.
     """
-    return _decode(SEND_EMAILS, _SEND_DECODER, value)
+    event = _decode(SEND_EMAILS, _SEND_DECODER, value)
+    try:
+        _check_email(event)
+    except ValueError as error:
+        raise EventError(f"{SEND_EMAILS}: {error}") from error
+    return event
 
 
 def decode_delivery_log(value: bytes) -> DeliveryLogRecord:
@@ -315,12 +328,12 @@ def decode_delivery_status(value: bytes) -> DeliveryStatus:
 
 
 def decode_dead_letter(value: bytes) -> DeadLetter:
-    """A record of the topic `dead-letters`.
+    """A record of the topic `dead-letters`; it may well hold a NUL character, as nothing of it goes to Postgres.
 
     Raises:
         EventError: it is not one.
     """
-    return _decode(DEAD_LETTERS, _DEAD_LETTER_DECODER, value)
+    return _parse(DEAD_LETTERS, _DEAD_LETTER_DECODER, value)
 
 
 _ENCODER: Final = msgspec.json.Encoder()
@@ -337,13 +350,17 @@ _E = TypeVar("_E")
 
 
 def _decode(topic: str, decoder: "msgspec.json.Decoder[_E]", value: bytes) -> _E:
-    try:
-        event = decoder.decode(value)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise EventError(f"{topic}: {_one_line(str(error))}") from error
+    event = _parse(topic, decoder, value)
     if _NUL_ESCAPE in value and holds_nul(msgspec.to_builtins(event)):
         raise EventError(f"{topic}: holds a NUL character")
     return event
+
+
+def _parse(topic: str, decoder: "msgspec.json.Decoder[_E]", value: bytes) -> _E:
+    try:
+        return decoder.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise EventError(f"{topic}: {_one_line(str(error))}") from error
 
 
 _MAX_REASON: Final = 500

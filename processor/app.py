@@ -1,5 +1,6 @@
 """The worker: which topic goes to which step."""
 
+import asyncio
 import logging
 import tempfile
 from typing import Any, Final
@@ -17,11 +18,13 @@ from processor.emitting import Emitter
 from processor.planning import Planning
 from processor.reservation import Reservation
 from processor.settings import ProcessorSettings
+from processor.stall import Lag, Progress, StallWatch
 
 logger = logging.getLogger(__name__)
 
 _POLL_RECORDS: Final = 500
-_BUFFERED_EVENTS: Final = 2_000
+# At 2,000 a backlog stops the worker for up to a second each time that Faust pauses the partitions.
+_BUFFERED_EVENTS: Final = 8_000
 
 
 class WorkerApp(faust.App):
@@ -30,6 +33,9 @@ class WorkerApp(faust.App):
     pool: Pool
     emitter: Emitter
     settings: ProcessorSettings
+    progress: Progress
+    steps: dict[str, str]
+    stall_watch: StallWatch | None = None
 
     async def on_start(self) -> None:
         """Connects; waits until Kafka is there."""
@@ -40,9 +46,24 @@ class WorkerApp(faust.App):
         await outlast("kafka", self.emitter.open, is_outage)
         await super().on_start()
 
+    async def on_started(self) -> None:
+        """Watches for stalls, once everything runs."""
+        await super().on_started()
+        settings = self.settings
+        self.stall_watch = StallWatch(
+            Lag(settings.kafka_bootstrap_servers, settings.group("worker")),
+            lambda: frozenset((tp.topic, tp.partition) for tp in self.consumer.assignment()),
+            self.steps,
+            self.progress,
+            limit=settings.stall_seconds,
+        )
+        self.stall_watch.start()
+
     async def on_shutdown(self) -> None:
         """Disconnects, after the steps have stopped."""
         await super().on_shutdown()
+        if self.stall_watch is not None:
+            await asyncio.to_thread(self.stall_watch.stop)
         await self.emitter.close()
         await self.pool.close()
 
@@ -75,12 +96,14 @@ def create_app(settings: ProcessorSettings, directory: str) -> WorkerApp:
         autodiscover=False,
     )
     app.settings = settings
+    app.progress = Progress()
     steps: list[tuple[str, str, type[Campaigns | Reservation | Planning]]] = [
         (CAMPAIGNS, campaigns.STEP, Campaigns),
         (DUE_EMAILS, reservation.STEP, Reservation),
     ]
     if settings.planning:
         steps.append((SEND_EMAILS, planning.STEP, Planning))
+    app.steps = {name: settings.topic(topic) for topic, name, _ in steps}
     for topic, name, step in steps:
         _connect(app, settings.topic(topic), name, step, settings.batch_size)
     return app
@@ -95,7 +118,7 @@ def _connect(
 
     async def agent(stream: Any) -> None:
         run: Step = step(app.settings, app.pool, app.emitter)
-        await consume(stream, name, run, size=size)
+        await consume(stream, name, run, app.progress, size=size)
 
     app.agent(raw, name=name, concurrency=1)(agent)
 

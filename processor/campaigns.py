@@ -26,10 +26,12 @@ from contract.events import (
 )
 from contract.outage import first_line
 from contract.states import CampaignState, next_campaign_state
+from contract.templates import TemplateError, check_templates
 from processor import metrics
 from processor.consuming import Done, Record, Status
 from processor.dead_letters import dead_letter
 from processor.emitting import Emission, Emitter
+from processor.fail_points import FailPoint, FailPoints
 from processor.settings import ProcessorSettings
 
 STEP: Final = "campaigns"
@@ -61,13 +63,14 @@ class Campaigns:
         self._settings = settings
         self._pool = pool
         self._emitter = emitter
+        self._fail_points = FailPoints(settings.fail_points)
 
     async def __call__(self, records: Sequence[Record]) -> Done:
         """Applies each event, in order; raises whatever `consuming.is_outage` names."""
         applied = 0
         for record in records:
             try:
-                applied += await self._apply(record, decode_campaign_event(record.value))
+                applied += await self._apply(record, read_campaign_event(record.value))
             except EventError as error:
                 await self._bury(record, first_line(error))
             except psycopg.Error as error:
@@ -79,6 +82,7 @@ class Campaigns:
     async def _apply(self, record: Record, event: CampaignEvent) -> bool:
         async with self._pool.connection() as connection, connection.transaction():
             applied = await apply_event(connection, event, record.at, record.offset)
+        self._fail_points.reach(FailPoint.CAMPAIGN_APPLIED)
         metrics.CAMPAIGN_EVENTS.labels(
             campaign_event_type(event), "applied" if applied else "old"
         ).inc()
@@ -88,6 +92,21 @@ class Campaigns:
         topic = self._settings.topic(DEAD_LETTERS)
         await self._emitter.emit([Emission(topic, record.topic, dead_letter(record, reason))])
         metrics.DEAD_LETTERS.labels(STEP).inc()
+
+
+def read_campaign_event(value: bytes) -> CampaignEvent:
+    """A record of the topic `campaigns` whose templates compile.
+
+    Raises:
+        EventError: it is none, or a template of it is wrong; with its line.
+    """
+    event = decode_campaign_event(value)
+    if isinstance(event, CampaignScheduled):
+        try:
+            check_templates(event)
+        except TemplateError as error:
+            raise EventError(f"{CAMPAIGNS}: {error}") from error
+    return event
 
 
 async def apply_event(
@@ -218,7 +237,8 @@ class OperatorShare(Struct, frozen=True):
 
 _SHARES: Final = """
 SELECT k.operator, count(*) AS chunks, count(*) FILTER (WHERE k.instance IS NOT NULL) AS claimed,
-       sum(k.size)::bigint AS messages, sum(k.planned)::bigint AS planned, sum(sent)::bigint AS sent,
+       sum(k.planned + handed + uncertain + queued + deferred + sent + bounced + expired + rejected + suppressed
+           + cancelled)::bigint AS messages, sum(k.planned)::bigint AS planned, sum(sent)::bigint AS sent,
        sum(bounced)::bigint AS bounced, sum(deferred)::bigint AS deferred
   FROM chunks k JOIN chunk_counts USING (chunk_id)
  WHERE k.campaign_id = %s GROUP BY k.operator ORDER BY k.operator"""

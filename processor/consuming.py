@@ -18,6 +18,7 @@ from msgspec import Struct
 from contract.database import is_outage as is_database_outage
 from contract.outage import outlast
 from processor import metrics
+from processor.stall import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,7 @@ class Record(Struct, frozen=True):
     offset: int
     at: datetime
     value: bytes
+    key: bytes | None = None
 
 
 class Status(StrEnum):
@@ -64,7 +66,7 @@ def is_outage(error: Exception) -> bool:
     return is_database_outage(error) or isinstance(error, KafkaError | OSError | TimeoutError)
 
 
-async def consume(stream: Any, name: str, step: Step, *, size: int) -> None:
+async def consume(stream: Any, name: str, step: Step, progress: Progress, *, size: int) -> None:
     """Gives the events of a stream to a step, batch by batch, and acknowledges what it has done.
 
     A batch is tried again through outages and while sending is off, and acknowledged only when the step has returned.
@@ -73,6 +75,7 @@ async def consume(stream: Any, name: str, step: Step, *, size: int) -> None:
     """
     async for events in stream.noack_take(size, within=WITHIN):
         started = time.perf_counter()
+        progress.begin(name)
         records = [_record(event.message) for event in events]
         metrics.EVENTS.labels(name).inc(len(records))
         done = await outlast(name, partial(step, records), is_outage)
@@ -83,6 +86,7 @@ async def consume(stream: Any, name: str, step: Step, *, size: int) -> None:
             done = await outlast(name, partial(step, records), is_outage)
         for event in events:
             await stream.ack(event)
+        progress.end(name, time.monotonic())
         _log(name, done, records)
         metrics.BATCHES.labels(name, done.status).inc()
         metrics.BATCH_SECONDS.labels(name).observe(time.perf_counter() - started)
@@ -95,6 +99,7 @@ def _record(message: Any) -> Record:
         message.offset,
         datetime.fromtimestamp(message.timestamp, UTC),
         message.value or b"",
+        message.key,
     )
 
 

@@ -8,6 +8,8 @@ from processor.consuming import Record
 
 MAX_VALUE: Final = 64 * 1024
 """Bytes of the record that are kept."""
+MAX_KEY: Final = 1024
+"""Bytes of a key that is kept; those of fairpost's own topics have at most 200."""
 
 
 def dead_letter(record: Record, reason: str) -> DeadLetter:
@@ -30,4 +32,25 @@ def dead_letter(record: Record, reason: str) -> DeadLetter:
         value=value,
         encoding="utf-8" if encoding == "utf-8" else "base64",
         truncated=truncated,
+        key=_key(record.key),
     )
+
+
+def value_of(letter: DeadLetter) -> bytes:
+    """The record as it stood, or the part of it that was kept.
+
+    Raises:
+        ValueError: it is said to be base64, and is not.
+    """
+    if letter.encoding == "base64":
+        return base64.b64decode(letter.value, validate=True)
+    return letter.value.encode()
+
+
+def _key(key: bytes | None) -> str | None:
+    if key is None or len(key) > MAX_KEY:
+        return None
+    try:
+        return key.decode()
+    except UnicodeDecodeError:
+        return None

@@ -11,11 +11,16 @@ from contract.events import encode
 
 
 class Emission(Struct, frozen=True):
-    """An event for a topic; the key decides its partition."""
+    """An event for a topic, or its bytes as they stood; the key decides its partition, without one it is any."""
 
     topic: str
-    key: str
-    event: Struct
+    key: str | None
+    event: Struct | bytes
+
+    @property
+    def value(self) -> bytes:
+        """The event as it is to stand on its topic."""
+        return self.event if isinstance(self.event, bytes) else encode(self.event)
 
 
 class Emitter:
@@ -52,7 +57,9 @@ class Emitter:
     async def emit(self, emissions: Iterable[Emission]) -> None:
         """Raises aiokafka.errors.KafkaError where the broker did not acknowledge; some may then be there all the same."""
         sends = [
-            await self._producer.send(e.topic, encode(e.event), key=e.key.encode())
+            await self._producer.send(
+                e.topic, e.value, key=None if e.key is None else e.key.encode()
+            )
             for e in emissions
         ]
         await asyncio.gather(*sends)

@@ -7,6 +7,7 @@ from psycopg import AsyncConnection
 
 from processor import metrics
 from processor.campaigns import list_campaigns
+from processor.fleet import show_sending
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,8 @@ async def sweep(connection: AsyncConnection[Any]) -> int:
 
 
 async def observe(connection: AsyncConnection[Any]) -> None:
-    """Measures what waits: reservations to be planned, the outbox, messages by state."""
+    """Measures what waits: the fleet, reservations to be planned, the outbox, messages by state."""
+    metrics.SENDING.set((await show_sending(connection)).sending)
     unplanned = await (await connection.execute(_PENDING)).fetchone()
     outbox = await (await connection.execute(_OUTBOX_AGE)).fetchone()
     states = await (await connection.execute(_BY_STATE)).fetchone()

@@ -11,6 +11,9 @@ BATCH_SECONDS: Final = Histogram(
     "fairpost_batch_seconds", "From taking a batch to acknowledging it.", ["step"], buckets=_SECONDS
 )
 EVENTS: Final = Counter("fairpost_events_total", "Records taken from a topic.", ["step"])
+LAG: Final = Gauge(
+    "fairpost_lag", "Records of this worker's partitions that are not yet done.", ["step"]
+)
 DEAD_LETTERS: Final = Counter(
     "fairpost_dead_letters_total", "Records that could not be used.", ["step"]
 )
@@ -46,6 +49,9 @@ PUBLISHED: Final = Counter(
 )
 OUTBOX_AGE: Final = Gauge(
     "fairpost_outbox_age_seconds", "Age of the oldest row that the broker has not acknowledged."
+)
+SENDING: Final = Gauge(
+    "fairpost_sending", "Whether the fleet sends: 1, or 0 after `fairpost sending off`."
 )
 UNPLANNED: Final = Gauge("fairpost_unplanned", "Dispatches reserved and not yet planned.")
 UNPLANNED_AGE: Final = Gauge(

@@ -1,6 +1,6 @@
 """Operators in the database: applying `operators.toml`, and listing what is applied."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -9,14 +9,10 @@ from psycopg import AsyncConnection
 from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
-from contract.operators import Operator, OperatorsError
+from contract.operators import OTHER, Operator, domain_of
 
 # Waits for the planners that have read the former operators, so that none plans for one that is removed here.
-_LOCK: Final = "LOCK TABLE operators, operator_domains IN ACCESS EXCLUSIVE MODE"
-
-_IN_USE: Final = """
-SELECT operator, sum(planned)::bigint FROM chunks
- WHERE has_planned AND operator <> ALL (%s) GROUP BY operator ORDER BY operator"""
+_LOCK: Final = "LOCK TABLE operators IN ACCESS EXCLUSIVE MODE"
 
 _UPSERT: Final = """
 INSERT INTO operators (operator, per_minute, chunk_size, tie_break, transport)
@@ -38,18 +34,11 @@ async def apply_operators(
 ) -> None:
     """Makes the database's operators those of a file; running lanes follow within seconds.
 
-    Raises:
-        OperatorsError: an operator that is no longer named still has messages to be handed over.
+    What was planned before stays with the operator that its domain had: see `replan_moved`.
     """
     names = [operator.name for operator in operators]
     async with connection.transaction():
         await connection.execute(_LOCK)
-        in_use = await (await connection.execute(_IN_USE, (names,))).fetchone()
-        if in_use is not None:
-            raise OperatorsError(
-                f"{source}: operator {in_use[0]!r} is missing, and {in_use[1]} messages are planned for it:"
-                " keep it until they are handed over"
-            )
         await connection.execute(_CLEAR_DOMAINS)
         await connection.execute(_REMOVE, (names,))
         for operator in operators:
@@ -65,6 +54,48 @@ async def apply_operators(
             )
             await connection.execute(_ADD_DOMAINS, (list(operator.domains), operator.name))
         await connection.execute(_AUDIT, (actor, source))
+
+
+# Chunks that still have something planned, with the operator they were planned for.
+_TO_DO: Final = "SELECT chunk_id, operator, planned FROM chunks WHERE has_planned ORDER BY chunk_id"
+_DOMAINS: Final = "SELECT domain, operator FROM operator_domains"
+_PLANNED: Final = (
+    "SELECT dispatch_id, email FROM messages WHERE chunk_id = %s AND state = 'planned'"
+)
+_REPLAN: Final = "SELECT replan(%s, %s)"
+_REPLAN_BLOCK: Final = 1_000
+
+
+async def replan_moved(
+    connection: AsyncConnection[Any], seen: Callable[[int, int], None] = lambda _seen, _all: None
+) -> int:
+    """Moves what is still planned to the operator that its domain belongs to now; answers how many messages.
+
+    One transaction a block, so that claims and planning wait for milliseconds; killed, it may be called again.
+
+    Args:
+        connection: in autocommit.
+        seen: told how many planned messages were looked at, of how many.
+    """
+    domains = dict(await (await connection.execute(_DOMAINS)).fetchall())
+    chunks = await (await connection.execute(_TO_DO)).fetchall()
+    total = sum(planned for _, _, planned in chunks)
+    moved = looked_at = 0
+    for chunk_id, operator, planned in chunks:
+        messages = await (await connection.execute(_PLANNED, (chunk_id,))).fetchall()
+        strangers = [
+            (dispatch_id, domain)
+            for dispatch_id, email in messages
+            if domains.get(domain := domain_of(email), OTHER) != operator
+        ]
+        for start in range(0, len(strangers), _REPLAN_BLOCK):
+            block = strangers[start : start + _REPLAN_BLOCK]
+            values = ([dispatch_id for dispatch_id, _ in block], [domain for _, domain in block])
+            row = await (await connection.execute(_REPLAN, values)).fetchone()
+            moved += row[0] if row else 0
+        looked_at += planned
+        seen(looked_at, total)
+    return moved
 
 
 class AppliedOperator(Struct, frozen=True):

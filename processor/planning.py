@@ -27,6 +27,7 @@ from processor.blocks import run_blocks
 from processor.consuming import Done, Record, Status
 from processor.dead_letters import dead_letter
 from processor.emitting import Emission, Emitter
+from processor.fail_points import FailPoint, FailPoints
 from processor.settings import ProcessorSettings
 
 STEP: Final = "planning"
@@ -62,6 +63,7 @@ class Planning:
         self._settings = settings
         self._pool = pool
         self._emitter = emitter
+        self._fail_points = FailPoints(settings.fail_points)
 
     async def __call__(self, records: Sequence[Record]) -> Done:
         """Plans a batch; what cannot be planned leaves `pending` as `rejected`, and is dead-lettered.
@@ -95,6 +97,7 @@ class Planning:
         )
         async with self._pool.connection() as connection:
             rows = await (await connection.execute(_PLAN, columns)).fetchall()
+        self._fail_points.reach(FailPoint.BLOCK_PLANNED)
         return [state for _, state in rows]
 
 

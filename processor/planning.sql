@@ -12,7 +12,7 @@ CREATE OR REPLACE FUNCTION plan(
   p_dispatch_ids bigint[], p_campaign_ids text[], p_emails text[], p_domains text[], p_variables text[],
   p_not_afters timestamptz[], p_reasons text[])
 RETURNS TABLE (dispatch_id bigint, state message_state)
-LANGUAGE plpgsql SET search_path = fairpost, pg_temp AS $$
+LANGUAGE plpgsql SET search_path = fairpost, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
   v_now timestamptz;
@@ -92,3 +92,38 @@ BEGIN
 END $$;
 REVOKE ALL ON FUNCTION plan FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION plan TO fairpost_processor;
+
+-- replan: planned messages go to the operator that their domain belongs to now. Arrays of one length: dispatches and
+-- their domains. Answers how many moved; one that was handed over meanwhile stays where it is.
+--
+-- A message is taken out of its chunk and planned anew, in one transaction: its place stays empty.
+CREATE OR REPLACE FUNCTION replan(p_dispatch_ids bigint[], p_domains text[]) RETURNS bigint
+LANGUAGE plpgsql SET search_path = fairpost, pg_temp SET enable_seqscan = off AS $$
+DECLARE
+  v_chunk_ids bigint[] := ARRAY(SELECT DISTINCT chunk_id FROM messages WHERE dispatch_id = ANY (p_dispatch_ids));
+  v_dispatch_ids bigint[];
+  v_campaign_ids text[];
+  v_emails text[];
+  v_domains text[];
+  v_variables text[];
+  v_not_afters timestamptz[];
+BEGIN
+  PERFORM 1 FROM campaigns WHERE campaign_id IN (SELECT campaign_id FROM chunks WHERE chunk_id = ANY (v_chunk_ids))
+    ORDER BY campaign_id FOR NO KEY UPDATE;
+  PERFORM 1 FROM chunks WHERE chunk_id = ANY (v_chunk_ids) ORDER BY chunk_id FOR NO KEY UPDATE;
+
+  SELECT array_agg(m.dispatch_id), array_agg(k.campaign_id), array_agg(m.email), array_agg(p.domain),
+         array_agg(m.variables::text), array_agg(m.not_after)
+    INTO v_dispatch_ids, v_campaign_ids, v_emails, v_domains, v_variables, v_not_afters
+    FROM unnest(p_dispatch_ids, p_domains) AS p (dispatch_id, domain)
+    JOIN messages m USING (dispatch_id) JOIN chunks k USING (chunk_id)
+   WHERE m.state = 'planned';
+  DELETE FROM messages WHERE dispatch_id = ANY (v_dispatch_ids);
+  INSERT INTO pending (dispatch_id, campaign_id, source_partition, source_offset, reserved_at)
+  SELECT dispatch_id, campaign_id, -1, -1, clock_timestamp()
+    FROM unnest(v_dispatch_ids, v_campaign_ids) AS p (dispatch_id, campaign_id);
+  RETURN (SELECT count(*) FROM plan(v_dispatch_ids, v_campaign_ids, v_emails, v_domains, v_variables, v_not_afters,
+                                    array_fill(NULL::text, ARRAY[coalesce(cardinality(v_dispatch_ids), 0)])));
+END $$;
+REVOKE ALL ON FUNCTION replan FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION replan TO fairpost_processor;

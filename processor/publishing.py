@@ -5,7 +5,6 @@ from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from contract.events import encode
 from processor.emitting import Emission
 
 Delivered = Callable[[KafkaError | None, Message], None]
@@ -56,7 +55,7 @@ class Publisher:
                 self._producer.produce(
                     emission.topic,
                     key=emission.key,
-                    value=encode(emission.event),
+                    value=emission.value,
                     on_delivery=delivered,
                 )
             except BufferError:

@@ -28,6 +28,7 @@ from processor.blocks import run_blocks
 from processor.consuming import Done, Record, Status
 from processor.dead_letters import dead_letter
 from processor.emitting import Emission, Emitter
+from processor.fail_points import FailPoint, FailPoints
 from processor.settings import ProcessorSettings
 
 STEP: Final = "reservation"
@@ -63,6 +64,7 @@ class Reservation:
         self._settings = settings
         self._pool = pool
         self._emitter = emitter
+        self._fail_points = FailPoints(settings.fail_points)
 
     async def __call__(self, records: Sequence[Record]) -> Done:
         """Reserves a batch and emits what it reserved.
@@ -89,12 +91,14 @@ class Reservation:
                 for record, why in dead
             ]
         )
+        self._fail_points.reach(FailPoint.BATCH_EMITTED)
         _count(reserved, len(due), len(dead))
         return Done(Status.SENT, users, len(reserved))
 
     async def _reserve(self, block: Sequence[Due]) -> list[Reserved]:
         async with self._pool.connection() as connection:
             rows = await (await connection.execute(_RESERVE, _columns(block))).fetchall()
+        self._fail_points.reach(FailPoint.BLOCK_RESERVED)
         return [Reserved(block[ordinal - 1], *row) for ordinal, *row in sorted(rows)]
 
     def _send_email(self, reserved: Reserved) -> Emission:

@@ -3,12 +3,16 @@
 from typing import Annotated, ClassVar, Literal
 from zoneinfo import ZoneInfo
 
+import msgspec
 from pydantic import AliasChoices, Field, SecretStr, field_validator
+from pydantic_settings import NoDecode
 
 from contract import events
 from contract.settings import Settings
+from processor.fail_points import FailPoint
 
 Port = Annotated[int, Field(ge=0, le=65535)]
+Probability = Annotated[float, Field(ge=0, le=1)]
 
 
 class ProcessorSettings(Settings):
@@ -26,11 +30,24 @@ class ProcessorSettings(Settings):
     reservation_block_size: Annotated[int, Field(ge=1, le=10_000)] = 200
     batch_size: Annotated[int, Field(ge=1, le=10_000)] = 1_200
     planning: bool = True
+    stall_seconds: Annotated[float, Field(ge=1, le=3600)] = 60
     log_timezone: str = "UTC"
     metrics_host: str = "127.0.0.1"
     worker_metrics_port: Port = 9701
     tracker_metrics_port: Port = 9702
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    fail_points: Annotated[dict[FailPoint, Probability], NoDecode] = {}  # noqa: RUF012  copied
+
+    @field_validator("fail_points", mode="before")
+    @classmethod
+    def _parse(cls, value: object) -> object:
+        """In the environment they are a JSON object."""
+        if not isinstance(value, str):
+            return value
+        try:
+            return msgspec.json.decode(value)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"is no JSON: {error}") from None
 
     @field_validator("log_timezone")
     @classmethod

@@ -95,6 +95,7 @@ def _record(message: Message) -> Record:
         message.offset() or 0,
         datetime.fromtimestamp(message.timestamp()[1] / 1000, UTC),
         message.value() or b"",
+        message.key(),
     )
 
 

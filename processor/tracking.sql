@@ -11,7 +11,7 @@ CREATE OR REPLACE FUNCTION track(
   p_instances text[], p_queue_ids text[], p_dispatch_ids bigint[], p_states message_state[], p_ats timestamptz[],
   p_classes text[], p_dsns text[], p_replies text[])
 RETURNS TABLE (state message_state, lines bigint)
-LANGUAGE plpgsql SET search_path = fairpost, pg_temp AS $$
+LANGUAGE plpgsql SET search_path = fairpost, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_column
 BEGIN
   -- An instance's lines come to one tracker. Where two have them for a moment, as when one was taken for dead, the second

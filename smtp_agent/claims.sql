@@ -9,7 +9,8 @@
 -- after the wait, else two claimers break the order.
 CREATE OR REPLACE FUNCTION claim_chunk(p_operator text, p_instance text, p_lease interval)
 RETURNS TABLE (chunk_id bigint, claim_token uuid, campaign_id text, number int, planned int)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = fairpost, pg_temp SET lock_timeout = '500ms' AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = fairpost, pg_temp SET enable_seqscan = off
+SET lock_timeout = '500ms' AS $$
 #variable_conflict use_column
 DECLARE
   v_now timestamptz;
@@ -80,7 +81,7 @@ $$;
 -- to one machine and one queue directory.
 CREATE OR REPLACE FUNCTION register_instance(
   p_instance text, p_machine_id text, p_queue_directory text, p_version text, p_starting boolean) RETURNS text
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = fairpost, pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = fairpost, pg_temp SET enable_seqscan = off AS $$
 DECLARE
   v_now timestamptz := clock_timestamp();
   v_row instances;

@@ -54,7 +54,7 @@ CREATE OR REPLACE FUNCTION write_ahead(
   p_chunk_id bigint, p_token uuid, p_batch int, p_limit int, p_postfix_started_at timestamptz, p_log_inode bigint)
 RETURNS TABLE (outcome text, revision bigint, handed_at timestamptz, dispatch_id bigint, user_id text, email_key text,
                email text, variables jsonb)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = fairpost, pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = fairpost, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
   v_chunk chunks;
@@ -127,7 +127,7 @@ END $$;
 -- have become meanwhile. Needs no claim: they are this instance's until it says so.
 CREATE OR REPLACE FUNCTION give_back(p_chunk_id bigint, p_instance text, p_handed_at timestamptz, p_dispatch_ids bigint[])
 RETURNS bigint
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = fairpost, pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = fairpost, pg_temp SET enable_seqscan = off AS $$
 DECLARE
   v_cancelled boolean;
   v_first int;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -67,7 +68,7 @@ class Installation:
         self._partitions = partitions
         self._template = template
         self._stack = ExitStack()
-        self._started = 0
+        self._numbers = itertools.count(1)
 
     def topic(self, name: str) -> str:
         """The full name of a topic."""
@@ -179,9 +180,8 @@ class Installation:
     def _run(
         self, name: str, program: str, command: str, port: str, environment: Mapping[str, str]
     ) -> Running:
-        self._started += 1
         metrics_port = reserve_port()
-        log = self.directory / f"{name}-{self._started}.log"
+        log = self.directory / f"{name}-{next(self._numbers)}.log"
         process = Process(
             name,
             [_program(program), command],

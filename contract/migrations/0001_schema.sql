@@ -156,6 +156,9 @@ BEGIN
   IF TG_OP = 'INSERT' THEN
     SELECT array_agg(chunk_id), array_agg(state), array_agg(step) INTO v_chunk_ids, v_states, v_steps
       FROM (SELECT chunk_id, state, count(*) AS step FROM entered GROUP BY chunk_id, state) z;
+  ELSIF TG_OP = 'DELETE' THEN
+    SELECT array_agg(chunk_id), array_agg(state), array_agg(step) INTO v_chunk_ids, v_states, v_steps
+      FROM (SELECT chunk_id, state, -count(*) AS step FROM departed GROUP BY chunk_id, state) z;
   ELSE
     SELECT array_agg(chunk_id), array_agg(state), array_agg(step) INTO v_chunk_ids, v_states, v_steps
       FROM (SELECT chunk_id, state, sum(step)::bigint AS step
@@ -200,6 +203,8 @@ END $$;
 CREATE TRIGGER count_inserted AFTER INSERT ON messages REFERENCING NEW TABLE AS entered
   FOR EACH STATEMENT EXECUTE FUNCTION count_messages();
 CREATE TRIGGER count_updated AFTER UPDATE ON messages REFERENCING OLD TABLE AS departed NEW TABLE AS entered
+  FOR EACH STATEMENT EXECUTE FUNCTION count_messages();
+CREATE TRIGGER count_deleted AFTER DELETE ON messages REFERENCING OLD TABLE AS departed
   FOR EACH STATEMENT EXECUTE FUNCTION count_messages();
 
 -- When each campaign was last claimed at an operator, for `tie_break = 'rotate'`.

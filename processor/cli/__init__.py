@@ -11,7 +11,18 @@ from contract import console
 from contract.operators import OperatorsError
 from contract.settings import load_settings
 from processor.campaigns import CampaignError
-from processor.cli import campaigns, migrate, operators, processes, publish, topics
+from processor.cli import (
+    campaigns,
+    dead_letters,
+    dispatches,
+    migrate,
+    operators,
+    processes,
+    publish,
+    sending,
+    topics,
+)
+from processor.dead_letter_topic import DeadLetterError
 from processor.settings import ProcessorSettings
 from processor.topics import TopicsError
 
@@ -60,10 +71,23 @@ for command in (
     publish.publish,
     operators.operators,
     campaigns.campaigns,
+    sending.sending,
+    dispatches.dispatches,
+    dead_letters.dead_letters,
 ):
     cli.add_command(command)
 
 
 def main() -> NoReturn:
     """The entry point of `fairpost`."""
-    console.run(cli, (psycopg.Error, KafkaException, TopicsError, CampaignError, OperatorsError))
+    console.run(
+        cli,
+        (
+            psycopg.Error,
+            KafkaException,
+            TopicsError,
+            CampaignError,
+            DeadLetterError,
+            OperatorsError,
+        ),
+    )

@@ -5,9 +5,10 @@ from pathlib import Path
 import click
 
 from contract import console
+from contract.console import progress_bar
 from contract.operators import load_operators
 from processor.cli.session import actor, json_option, settings_of, with_database
-from processor.operators import apply_operators, list_operators
+from processor.operators import apply_operators, list_operators, replan_moved
 
 
 @click.group()
@@ -19,7 +20,7 @@ def operators() -> None:
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.pass_context
 def apply(context: click.Context, file: Path) -> None:
-    """Make the operators those of a file.
+    """Make the operators those of a file, and move what is still planned to the operators of today.
 
     \b
     Example of a file:
@@ -29,11 +30,15 @@ def apply(context: click.Context, file: Path) -> None:
       per_minute = 350
     """
     wanted = load_operators(file)
+    settings = settings_of(context)
     with_database(
-        settings_of(context),
-        lambda connection: apply_operators(connection, wanted, actor(), str(file)),
+        settings, lambda connection: apply_operators(connection, wanted, actor(), str(file))
     )
     console.complain(f"operators: {len(wanted)} applied")
+    with progress_bar("planned messages") as seen:
+        moved = with_database(settings, lambda connection: replan_moved(connection, seen))
+    if moved:
+        console.complain(f"operators: {moved} planned messages moved to another operator")
 
 
 @operators.command("list")

@@ -8,8 +8,6 @@ from typing import IO, Any, Final
 
 import click
 import msgspec
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from contract import console
 from contract.console import CommandError
@@ -19,9 +17,9 @@ from contract.events import (
     CampaignEvent,
     EventError,
     campaign_event_type,
-    decode_campaign_event,
 )
 from contract.outage import first_line
+from processor.campaigns import read_campaign_event
 from processor.cli.session import settings_of
 from processor.due_files import Row, read_csv, read_json_lines
 from processor.emitting import Emission
@@ -73,7 +71,7 @@ def _read_campaign(file: Path) -> CampaignEvent:
         )
         if not isinstance(fields, dict):
             raise CommandError(f"{file}: is no object with the fields of a campaign")
-        return decode_campaign_event(msgspec.json.encode({"type": "campaign.scheduled", **fields}))
+        return read_campaign_event(msgspec.json.encode({"type": "campaign.scheduled", **fields}))
     except OSError as error:
         raise CommandError(f"{file}: {error.strerror}") from None
     except (msgspec.DecodeError, tomllib.TOMLDecodeError, UnicodeDecodeError, EventError) as error:
@@ -160,21 +158,13 @@ def _batches(rows: Iterator[Row]) -> Iterator[list[Row]]:
 def _counted(file: IO[bytes]) -> Iterator[Iterator[bytes]]:
     """The lines of a file, with a bar that follows them on a terminal."""
     total = _size(file)
-    progress = Progress(
-        "[progress.description]{task.description}",
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        disable=not Console(stderr=True).is_terminal,
-        transient=True,
-    )
-    with progress:
-        task = progress.add_task("bytes", total=total)
+    with console.progress_bar("bytes") as seen:
 
         def lines() -> Iterator[bytes]:
+            read = 0
             for line in file:
-                progress.advance(task, len(line))
+                read += len(line)
+                seen(read, total)
                 yield line
 
         yield lines()

@@ -1,8 +1,10 @@
 """What integration tests share: connections under each role, mail brought to a certain point, and the books."""
 
+import io
+import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ from contract.events import (
 )
 from contract.states import MESSAGE_TRANSITIONS, MessageState
 from processor.campaigns import Campaigns
+from processor.cli import main
 from processor.consuming import Record
 from processor.emitting import Emitter
 from processor.housekeeping import check_balance
@@ -38,7 +41,9 @@ from smtp_agent.feed import Feed
 from smtp_agent.handover import Batch, Handover
 from smtp_agent.postfix import Postfix
 from testbed import Testbed
-from testbed.ports import LOOPBACK, reserve_port
+from testbed.installation import Running
+from testbed.ports import LOOPBACK, accepts, reserve_port
+from testbed.processes import Process
 from tests.conftest import Database, TestTopics
 
 START = datetime(2024, 5, 1, 12, tzinfo=UTC)
@@ -112,6 +117,81 @@ async def fetch_one(connection: Connection, query: str, *values: Any) -> Any:
     """The only column of the only row."""
     ((value,),) = await fetch(connection, query, *values)
     return value
+
+
+# ------------------------------------------------------------------ commands and processes
+
+
+class Answer(Struct, frozen=True):
+    """How a command ended, and what it said."""
+
+    code: int
+    out: bytes
+    err: str
+
+
+Fairpost = Callable[..., Answer]
+
+
+@pytest.fixture
+def environment(settings: ProcessorSettings) -> dict[str, str]:
+    """The settings of this test's database and topics, as variables."""
+    return {
+        "FAIRPOST_DATABASE": settings.database.get_secret_value(),
+        "FAIRPOST_KAFKA_BOOTSTRAP_SERVERS": settings.kafka_bootstrap_servers,
+        "FAIRPOST_TOPIC_PREFIX": settings.topic_prefix,
+    }
+
+
+@pytest.fixture
+def fairpost(
+    environment: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsysbinary: pytest.CaptureFixture[bytes],
+) -> Fairpost:
+    """Runs a command of `fairpost` as its entry point does; not within an event loop."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+    def run(*words: str, stdin: str = "") -> Answer:
+        monkeypatch.setattr(sys, "argv", ["fairpost", *words])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        capsysbinary.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert isinstance(ended.value.code, int)
+        out, err = capsysbinary.readouterr()
+        return Answer(ended.value.code, out, err.decode())
+
+    return run
+
+
+Start = Callable[[str], Running]
+
+
+@pytest.fixture
+def start(
+    environment: dict[str, str],
+    topics: TestTopics,  # noqa: ARG001  they must be there
+    tmp_path: Path,
+) -> Iterator[Start]:
+    """Starts `fairpost worker` or `fairpost tracker`, until the test ends."""
+    program = str(Path(sys.executable).with_name("fairpost"))
+    with ExitStack() as stack:
+
+        def _start(command: str) -> Running:
+            port = reserve_port()
+            process = Process(
+                command,
+                [program, command],
+                log=tmp_path / f"{command}.log",
+                environment={**environment, f"FAIRPOST_{command.upper()}_METRICS_PORT": str(port)},
+            )
+            stack.callback(process.stop)
+            process.start(lambda: accepts(port))
+            return Running(process, port)
+
+        yield _start
 
 
 # ------------------------------------------------------------------ events
@@ -288,10 +368,11 @@ async def post(
 
 # ------------------------------------------------------------------ the books
 
-# Notes every change of a state, and keeps what the outbox was given after it was published.
+# Notes every change of a state and every place left, and keeps what the outbox was given after it was published.
 _WATCH = """
 CREATE TABLE transitions (before message_state, after message_state);
 CREATE TABLE told (LIKE outbox);
+CREATE TABLE departed (chunk_id bigint, position int);
 CREATE FUNCTION watch_messages() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = fairpost AS $$
 BEGIN
   INSERT INTO transitions VALUES (CASE WHEN TG_OP = 'UPDATE' THEN OLD.state END, NEW.state);
@@ -302,6 +383,12 @@ BEGIN
   INSERT INTO told VALUES (NEW.*);
   RETURN NULL;
 END $$;
+CREATE FUNCTION watch_departures() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = fairpost AS $$
+BEGIN
+  INSERT INTO departed VALUES (OLD.chunk_id, OLD.position);
+  RETURN NULL;
+END $$;
+CREATE TRIGGER watch_departures AFTER DELETE ON messages FOR EACH ROW EXECUTE FUNCTION watch_departures();
 CREATE TRIGGER watch_messages AFTER INSERT OR UPDATE ON messages FOR EACH ROW EXECUTE FUNCTION watch_messages();
 CREATE TRIGGER watch_outbox AFTER INSERT ON outbox FOR EACH ROW EXECUTE FUNCTION watch_outbox()"""
 
@@ -312,7 +399,9 @@ _COUNTED = """
 SELECT chunk_id, jsonb_object_agg(state, n)
   FROM (SELECT chunk_id, state, count(*) AS n FROM messages GROUP BY chunk_id, state) z GROUP BY chunk_id"""
 _POSITIONS = """
-SELECT k.chunk_id FROM chunks k LEFT JOIN messages m USING (chunk_id) GROUP BY k.chunk_id
+SELECT k.chunk_id
+  FROM chunks k LEFT JOIN (SELECT chunk_id, position FROM messages UNION ALL TABLE departed) m USING (chunk_id)
+ GROUP BY k.chunk_id
 HAVING array_agg(m.position ORDER BY m.position) IS DISTINCT FROM ARRAY(SELECT generate_series(0, k.size - 1))"""
 _BEFORE_THE_CURSOR = """
 SELECT m.dispatch_id FROM messages m JOIN chunks k USING (chunk_id)

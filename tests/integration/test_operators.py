@@ -1,13 +1,14 @@
 """Operators: the database's are those of the file, as a whole and on record."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
-import pytest
+from contract.operators import Operator, load_operators
+from processor.operators import apply_operators, list_operators, replan_moved
+from tests.integration.conftest import Post, due, fetch, scheduled
 
-from contract.operators import Operator, OperatorsError, load_operators
-from processor.operators import apply_operators, list_operators
-from tests.integration.conftest import Post, due, fetch, fetch_one, scheduled
+Refusals = Callable[[], list[str]]
 
 FILE = """
 [[operator]]
@@ -73,17 +74,90 @@ async def test_a_later_file_replaces_the_former(post: Post) -> None:
     ]
 
 
-async def test_an_operator_in_use_is_kept(post: Post) -> None:
-    """An operator that still has mail to be handed over cannot be left out: nothing of the file is applied."""
-    await apply(post, Operator("a", ("a.test",)), Operator("other"))
-    await post.plan([due(1, domain="a.test"), due(2, domain="a.test")])
-    with pytest.raises(OperatorsError, match=r"a file: operator 'a' is missing, and 2 messages"):
-        await apply(post, Operator("b", ("a.test",)), Operator("other"))
-    assert await fetch(post.owner, "SELECT operator FROM operators ORDER BY operator") == [
-        ("a",),
-        ("other",),
+async def replan(post: Post) -> int:
+    """Moves what is planned under the role of the command line."""
+    async with post.worker.connection() as connection:
+        return await replan_moved(connection)
+
+
+async def places(post: Post) -> dict[int, str]:
+    """The operator of each message's chunk."""
+    return dict(
+        await fetch(
+            post.owner, "SELECT dispatch_id, operator FROM messages JOIN chunks USING (chunk_id)"
+        )
+    )
+
+
+async def test_what_is_planned_follows_its_domain(post: Post) -> None:
+    """Planned mail of a domain that changed its operator moves; what was handed over stays, nothing is lost."""
+    await apply(
+        post,
+        Operator("a", ("a.test", "xn--bcher-kva.test"), 60),
+        Operator("b", ("b.test",)),
+        Operator("other"),
+    )
+    await post.apply(scheduled())
+    emails = [
+        due(n, domain=("a.test", "bücher.test", "b.test", "c.test")[n % 4]) for n in range(40)
     ]
-    assert await fetch_one(post.owner, "SELECT count(*) FROM audit") == 1
+    await post.plan(emails)
+    _, handed = await post.hand(3, operator="a")
+    before = await places(post)
+    await apply(post, Operator("b", ("b.test", "a.test", "c.test"), 3), Operator("other"))
+    assert await replan(post) == 17 + 10
+    after = await places(post)
+    states = await post.states()
+    assert len(after) == len(before) == 40
+    addresses = dict(await fetch(post.owner, "SELECT dispatch_id, email FROM messages"))
+    for dispatch_id, operator in after.items():
+        if states[dispatch_id] == "handed":
+            assert operator == before[dispatch_id] == "a"
+        elif addresses[dispatch_id].endswith("bücher.test"):
+            assert operator == "other"
+        else:
+            assert operator == "b"
+    assert sum(state == "handed" for state in states.values()) == len(handed.recipients) == 3
+    assert await replan(post) == 0
+
+
+async def test_an_operator_that_is_removed_leaves_nothing_behind(post: Post) -> None:
+    """Mail planned for an operator that the file no longer names goes to `other`, also in a second try."""
+    await apply(post, Operator("a", ("a.test",)), Operator("other"))
+    await post.apply(scheduled())
+    await post.plan([due(n, domain="a.test") for n in range(5)])
+    await apply(post, Operator("other"))
+    assert set((await places(post)).values()) == {"a"}
+    assert await replan(post) == 5
+    assert set((await places(post)).values()) == {"other"}
+    await post.hand(5, operator="other")
+
+
+async def test_moving_goes_on_beside_planners_and_lanes(post: Post, refusals: Refusals) -> None:
+    """While messages move back and forth, planning and hand-overs go on without deadlock, and nothing is lost."""
+    sides = [
+        [Operator("a", ("a.test",), 60), Operator("other")],
+        [Operator("b", ("a.test",), 7), Operator("other")],
+    ]
+    await apply(post, *sides[0])
+    await post.apply(scheduled())
+
+    async def plan(start: int) -> None:
+        for block in range(5):
+            first = start + 40 * block
+            await post.plan([due(n, domain="a.test") for n in range(first, first + 40)])
+
+    async def move() -> None:
+        for turn in range(6):
+            await apply(post, *sides[turn % 2])
+            await replan(post)
+
+    await asyncio.gather(plan(0), plan(1000), move())
+    await apply(post, *sides[1])
+    await replan(post)
+    assert len(await places(post)) == 400
+    assert set((await places(post)).values()) == {"b"}
+    assert [line for line in refusals() if "deadlock" in line] == []
 
 
 async def test_an_operator_whose_mail_is_gone_can_be_left_out(post: Post) -> None:

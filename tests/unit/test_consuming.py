@@ -16,6 +16,7 @@ from psycopg import errors
 
 from processor import consuming
 from processor.consuming import Done, Record, Status, consume, is_outage
+from processor.stall import Progress
 
 BEGIN = datetime(2026, 5, 1, tzinfo=UTC)
 AWAY: list[type[Exception]] = [
@@ -42,6 +43,7 @@ class Message(Struct, frozen=True):
     value: bytes | None
     topic: str = "due-emails"
     partition: int = 3
+    key: bytes | None = None
 
     @property
     def timestamp(self) -> float:
@@ -99,18 +101,18 @@ class Step:
 
 def run(stream: Stream, step: Any, size: int) -> None:
     """Consumes the stream to its end."""
-    asyncio.run(consume(stream, "test", step, size=size))
+    asyncio.run(consume(stream, "test", step, Progress(), size=size))
 
 
 def test_a_step_sees_records_in_order() -> None:
-    """A batch's records come as the broker has them, with the time of their appending."""
+    """A batch's records come as the broker has them, with their keys and the time of their appending."""
     stream = Stream(3)
-    stream.events[1] = Event(Message(1, None))
+    stream.events[1] = Event(Message(1, None, key=b"user1"))
     step = Step(stream)
     run(stream, step, 10)
     assert step.records == [
         Record("due-emails", 3, 0, BEGIN, b"0"),
-        Record("due-emails", 3, 1, BEGIN + timedelta(seconds=1), b""),
+        Record("due-emails", 3, 1, BEGIN + timedelta(seconds=1), b"", b"user1"),
         Record("due-emails", 3, 2, BEGIN + timedelta(seconds=2), b"2"),
     ]
     assert stream.within == {consuming.WITHIN}
@@ -191,7 +193,7 @@ def test_a_cancelled_batch_is_not_acknowledged() -> None:
             await asyncio.Event().wait()
             raise AssertionError
 
-        task = asyncio.create_task(consume(stream, "test", step, size=2))
+        task = asyncio.create_task(consume(stream, "test", step, Progress(), size=2))
         await started.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -205,6 +205,7 @@ dead_letters = st.builds(
     value=texts,
     encoding=st.sampled_from(["utf-8", "base64"]),
     truncated=st.booleans(),
+    key=st.none() | texts,
 )
 
 

@@ -1,15 +1,19 @@
 """Templates in their sandbox: what they may do, and how they are stopped."""
 
 from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smtp_agent.templates import (
+from contract.events import CampaignScheduled, Template
+from contract.templates import (
     MAXIMUM_TEXT,
     CompiledTemplate,
     TemplateError,
+    check_templates,
     compile_html,
     compile_text,
     compile_url,
@@ -205,3 +209,41 @@ def test_any_source_is_a_template_or_a_fault(source: str) -> None:
     except TemplateError as error:
         fault = str(error)
     assert fault.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"subject": "{{ name"}, "templates: offer: subject: line 1: "),
+        ({"text": "Hello\n{% if x %}"}, "templates: offer: text: line 2: "),
+        ({"html": "<p>\n\n{{ x | no_such_filter }}"}, "templates: offer: html: line 3: "),
+    ],
+)
+def test_a_campaign_with_a_wrong_template_is_refused(change: dict[str, str], why: str) -> None:
+    """What does not compile is told with the email_key, the part and the line."""
+    fields = {"subject": "s", "text": "t", **change}
+    with pytest.raises(TemplateError) as error:
+        check_templates(_campaign(templates={"offer": Template(**fields)}))
+    assert str(error.value).startswith(why)
+    assert "\n" not in str(error.value)
+
+
+def test_url_and_headers_of_a_campaign_are_templates_too() -> None:
+    """A wrong one is told by its name; right ones pass."""
+    with pytest.raises(TemplateError, match=r"^unsubscribe_url: line 1: "):
+        check_templates(_campaign(unsubscribe_url="https://shop.test/{{"))
+    with pytest.raises(TemplateError, match=r"^headers: X-Id: line 1: "):
+        check_templates(_campaign(headers={"X-Id": "{% endif %}"}))
+    check_templates(_campaign(unsubscribe_url="https://shop.test/{{ user_id }}"))
+
+
+def _campaign(**fields: Any) -> CampaignScheduled:
+    made: dict[str, Any] = {
+        "campaign_id": "c",
+        "name": "n",
+        "sender": "a@b.test",
+        "scheduled_for": datetime(2026, 1, 1, tzinfo=UTC),
+        "templates": {"offer": Template(subject="s", text="t")},
+        **fields,
+    }
+    return CampaignScheduled(**made)

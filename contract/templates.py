@@ -23,6 +23,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 from markupsafe import Markup
 
+from contract.events import CampaignScheduled
+
 MAXIMUM_TEXT: Final = 1_000_000
 """Characters of any text that a template makes, its output included."""
 
@@ -97,6 +99,32 @@ def compile_url(source: str) -> CompiledTemplate:
         TemplateError: Its syntax is wrong, or it names an unknown filter or test.
     """
     return _compile(_URL, source)
+
+
+def check_templates(campaign: CampaignScheduled) -> None:
+    """Compiles every template of a campaign.
+
+    Raises:
+        TemplateError: one is wrong; which, its line, and why.
+    """
+    for email_key, template in campaign.templates.items():
+        for part, compiler, source in (
+            ("subject", compile_text, template.subject),
+            ("text", compile_text, template.text),
+            ("html", compile_html, template.html),
+        ):
+            _check(f"templates: {email_key}: {part}", compiler, source)
+    _check("unsubscribe_url", compile_url, campaign.unsubscribe_url)
+    for name, value in campaign.headers.items():
+        _check(f"headers: {name}", compile_text, value)
+
+
+def _check(where: str, compiler: Callable[[str], CompiledTemplate], source: str | None) -> None:
+    try:
+        if source is not None:
+            compiler(source)
+    except TemplateError as error:
+        raise TemplateError(f"{where}: {error}") from error
 
 
 class _Steps:

@@ -1,0 +1,1 @@
+"""Benchmarks on real services, each a ratio of two things measured in turn in one run; one module a benchmark."""

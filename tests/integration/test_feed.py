@@ -1,0 +1,432 @@
+"""The feed: every message has a verdict, what is unknown is in doubt, and few sessions carry all."""
+
+import asyncio
+import itertools
+import re
+import subprocess
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+import pytest
+
+from contract.addresses import parse_address
+from contract.envelope import sender_of
+from smtp_agent.feed import Accepted, Feed, InDoubt, Refused, Unsent, Verdict
+from smtp_agent.rendering import Rendered
+from testbed import Testbed
+from testbed.fleet import Instance
+from testbed.mailbox import MailboxOperator
+from testbed.ports import LOOPBACK
+from testbed.processes import wait_until
+
+PATIENCE = 60
+"""Seconds after which a test gives up waiting; none waits so long when all is well."""
+TOMORROW = float("inf")
+SIZE_LIMIT = 20_000
+# What this Postfix does not take from anybody: for now, and as a matter of policy.
+ACCESS = (
+    "check_recipient_access inline:{"
+    " { later@feed.test = 451 4.7.1 come back later }"
+    " { barred@feed.test = 554 5.7.1 not from this host } }"
+)
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def operator(testbed: Testbed) -> MailboxOperator:
+    """Who takes the mail that Postfix accepts."""
+    return testbed.add_operators({"feed": ["feed.test"]}, keep_bodies=True)["feed"]
+
+
+@pytest.fixture(scope="module")
+def instance(testbed: Testbed, operator: MailboxOperator) -> Iterator[Instance]:
+    """A Postfix of this module's own."""
+    testbed.kafka.create_topic("feed.delivery-log")
+    yield testbed.add_instance(
+        "mta-feed",
+        operators=[operator],
+        topic="feed.delivery-log",
+        postfix={"message_size_limit": str(SIZE_LIMIT), "smtpd_client_restrictions": ACCESS},
+    )
+    testbed.remove_instance("mta-feed")
+
+
+@asynccontextmanager
+async def open_feed(
+    port: int, connections: int = 3, clock: Callable[[], float] = time.monotonic
+) -> AsyncIterator[Feed]:
+    """A feed that is closed in the end."""
+    feed = Feed(LOOPBACK, port, connections, clock)
+    try:
+        yield feed
+    finally:
+        await feed.close()
+
+
+@pytest.fixture
+async def feed(instance: Instance) -> AsyncIterator[Feed]:
+    """Three sessions to the module's Postfix."""
+    async with open_feed(instance.feed_port) as feed:
+        yield feed
+
+
+class Journal:
+    """What Postfix logged since this was made."""
+
+    def __init__(self, instance: Instance) -> None:
+        self._instance = instance
+        self._begin = len(self._log())
+
+    def lines(self) -> list[str]:
+        """The lines of all that happened before this call."""
+        return self._log()[self._begin :]
+
+    def connects(self) -> int:
+        """How many sessions began."""
+        return sum(": connect from " in line for line in self.lines())
+
+    def disconnects(self) -> int:
+        """How many sessions ended."""
+        return sum(": disconnect from " in line for line in self.lines())
+
+    def queued(self) -> dict[str, str]:
+        """The envelope sender of each message that Postfix took, by queue id."""
+        active = re.compile(r": (\w+): from=<(.*?)>, .*\(queue active\)$")
+        return {m[1]: m[2] for line in self.lines() if (m := active.search(line))}
+
+    def _log(self) -> list[str]:
+        # postlogd writes what it is told in order: what was told before the mark stands before it.
+        mark = f"mark {next(_numbers)} of a test"
+        directory = self._instance.postfix.config_directory
+        subprocess.run(["postlog", "-c", directory, "-t", "test", mark], check=True)
+        lines: list[str] = []
+
+        def marked() -> bool:
+            lines[:] = self._instance.log.read_text().splitlines()
+            return any(line.endswith(mark) for line in lines)
+
+        wait_until(marked, timeout=PATIENCE, what=f"{mark} in {self._instance.log}")
+        return lines
+
+
+@pytest.fixture
+def journal(instance: Instance) -> Journal:
+    """The log from now on."""
+    return Journal(instance)
+
+
+def mail(recipient: str = "ann@feed.test", body: str = "Hello\r\n", **fields: bool) -> Rendered:
+    """A message with a dispatch of its own."""
+    return Rendered(
+        sender=sender_of(next(_numbers), "bounces.test"),
+        recipient=recipient,
+        message=f"From: news@shop.test\r\nSubject: Hello\r\n\r\n{body}".encode(),
+        smtputf8=fields.get("smtputf8", False),
+    )
+
+
+def accepted(verdicts: list[Verdict]) -> list[str]:
+    """The queue ids of messages that were all accepted."""
+    queue_ids = [v.queue_id for v in verdicts if isinstance(v, Accepted) and v.queue_id]
+    assert len(queue_ids) == len(verdicts), verdicts
+    return queue_ids
+
+
+# ------------------------------------------------------------------ messages
+
+
+async def test_messages_are_accepted_with_their_queue_ids(
+    feed: Feed, journal: Journal, operator: MailboxOperator
+) -> None:
+    """Every message of a batch, in its order, gets the queue id under which Postfix then knows its sender, and arrives once."""
+    mails = [mail() for _ in range(20)]
+    queue_ids = accepted(await feed.hand_over(mails, TOMORROW))
+    expected = dict(zip(queue_ids, (m.sender for m in mails), strict=True))
+    await asyncio.to_thread(
+        wait_until, lambda: journal.queued() == expected, timeout=PATIENCE, what="queued messages"
+    )
+    senders = {m.sender for m in mails}
+    arrived = await asyncio.to_thread(operator.wait_for, lambda a: a.sender in senders, count=20)
+    assert sorted(a.sender for a in arrived) == sorted(senders)
+
+
+async def test_sessions_are_few_and_used_again(feed: Feed, journal: Journal) -> None:
+    """Batches one after the other, and several at once, go over as many connections as were given, opened once."""
+    accepted(await feed.hand_over([mail()], TOMORROW))
+    assert journal.connects() == 1
+    for size in (2, 30):
+        accepted(await feed.hand_over([mail() for _ in range(size)], TOMORROW))
+    batches = [feed.hand_over([mail() for _ in range(10)], TOMORROW) for _ in range(4)]
+    for verdicts in await asyncio.gather(*batches):
+        accepted(verdicts)
+    assert journal.connects() == 3
+    assert journal.disconnects() == 0
+
+
+async def test_a_closed_feed_leaves_no_session(instance: Instance, journal: Journal) -> None:
+    """When a feed is closed each of its sessions has ended with QUIT."""
+    async with open_feed(instance.feed_port, 4) as feed:
+        accepted(await feed.hand_over([mail() for _ in range(8)], TOMORROW))
+        assert (journal.connects(), journal.disconnects()) == (4, 0)
+    await asyncio.to_thread(
+        wait_until, lambda: journal.disconnects() == 4, timeout=PATIENCE, what="ends of sessions"
+    )
+    ends = [line for line in journal.lines() if ": disconnect from " in line]
+    assert all(" quit=1 " in line for line in ends), ends
+
+
+async def test_an_idle_session_is_opened_anew(instance: Instance, journal: Journal) -> None:
+    """A session that was idle nearly as long as Postfix allows is not trusted; one that was used is."""
+    now = [0.0]
+    async with open_feed(instance.feed_port, 1, lambda: now[0]) as feed:
+        for now[0], connects in ((0.0, 1), (200.0, 1), (400.0, 1), (641.0, 2)):
+            accepted(await feed.hand_over([mail()], TOMORROW))
+            assert journal.connects() == connects
+
+
+async def test_an_empty_batch(feed: Feed, journal: Journal) -> None:
+    """No message needs no session."""
+    assert await feed.hand_over([], TOMORROW) == []
+    assert journal.connects() == 0
+
+
+async def test_dots_survive(feed: Feed, operator: MailboxOperator) -> None:
+    """Lines that begin with dots, or are nothing but one, arrive as they were, and end nothing."""
+    body = ".\r\n..\r\n.hidden\r\n\r\n. \r\nmiddle.\r\n...\r\n.\r\nQUIT\r\n"
+    message = mail(body=body)
+    accepted(await feed.hand_over([message], TOMORROW))
+    [arrived] = await asyncio.to_thread(operator.wait_for, lambda a: a.sender == message.sender)
+    assert arrived.body == body
+
+
+@pytest.mark.parametrize(
+    "recipient",
+    [
+        "jörg.grün@feed.test",
+        "ann\u3000.lee@feed.test",
+        "\u00a0@feed.test",
+        '"ann lee"@feed.test',
+        '"ann>,<lee@x"@feed.test',
+        "o'neil+news=a/b@feed.test",
+    ],
+)
+async def test_addresses_go_as_they_are(
+    feed: Feed, operator: MailboxOperator, recipient: str
+) -> None:
+    """Any address that can be rendered, quoted or beyond ASCII (RFC 6531), arrives unchanged, and the next one after it."""
+    address = parse_address(recipient)
+    assert address.text == recipient
+    message = mail(recipient, smtputf8=address.smtputf8)
+    accepted(await feed.hand_over([message, mail()], TOMORROW))
+    [arrived] = await asyncio.to_thread(operator.wait_for, lambda a: a.sender == message.sender)
+    assert arrived.recipient == recipient
+
+
+# ------------------------------------------------------------------ refusals
+
+
+async def test_what_postfix_refuses_is_refused_alone(instance: Instance, journal: Journal) -> None:
+    """A recipient that cannot be routed, or a message too large, is refused with Postfix's words; the session and the others go on."""
+    async with open_feed(instance.feed_port, 1) as feed:
+        first, nowhere, second, large, third = await feed.hand_over(
+            [
+                mail(),
+                mail("ann@nowhere.test"),
+                mail(),
+                mail(body="x" * 70 + "\r\n" * SIZE_LIMIT),
+                mail(),
+            ],
+            TOMORROW,
+        )
+    accepted([first, second, third])
+    assert isinstance(nowhere, Refused)
+    assert nowhere.dsn == "5.4.4"
+    assert nowhere.reply.startswith("550 5.4.4 <ann@nowhere.test>: Recipient address rejected: ")
+    assert large == Refused("5.3.4", "552 5.3.4 Error: message file too big")
+    assert journal.connects() == 1
+
+
+async def test_a_malformed_address_is_refused(feed: Feed) -> None:
+    """An address that Postfix cannot read is refused for good."""
+    verdict, good = await feed.hand_over([mail("ann lee@@feed.test"), mail()], TOMORROW)
+    assert isinstance(verdict, Refused)
+    assert (verdict.dsn, verdict.reply[:10]) == ("5.1.3", "501 5.1.3 ")
+    accepted([good])
+
+
+@pytest.mark.parametrize(
+    ("recipient", "reply"),
+    [("later@feed.test", "451 4.7.1 "), ("barred@feed.test", "554 5.7.1 ")],
+)
+async def test_what_is_not_the_messages_fault_is_unsent(
+    instance: Instance, journal: Journal, recipient: str, reply: str
+) -> None:
+    """A reply for now, and one of policy that looks final, refuse nothing for good; the others of the batch go on."""
+    async with open_feed(instance.feed_port, 1) as feed:
+        first, held, last = await feed.hand_over([mail(), mail(recipient), mail()], TOMORROW)
+    accepted([first, last])
+    assert isinstance(held, Unsent)
+    assert held.reason.startswith(f"{reply}<{recipient}>: Recipient address rejected: ")
+    assert journal.connects() == 1
+
+
+# ------------------------------------------------------------------ outages
+
+
+async def test_nothing_is_begun_after_the_deadline(feed: Feed, journal: Journal) -> None:
+    """Past its deadline all of a batch is unsent, without a word to Postfix."""
+    verdicts = await feed.hand_over([mail() for _ in range(5)], time.monotonic())
+    assert verdicts == [Unsent("not begun in time")] * 5
+    assert journal.connects() == 0
+
+
+async def test_the_deadline_comes_during_a_batch(instance: Instance) -> None:
+    """What was begun before the deadline is finished, and what was not is unsent: each message is the one or the other."""
+    ticks = itertools.count()
+    async with open_feed(instance.feed_port, 1, lambda: float(next(ticks))) as feed:
+        verdicts = await feed.hand_over([mail() for _ in range(20)], 12.0)
+    begun = sum(isinstance(verdict, Accepted) for verdict in verdicts)
+    assert 0 < begun < 20
+    accepted(verdicts[:begun])
+    assert verdicts[begun:] == [Unsent("not begun in time")] * (20 - begun)
+
+
+async def test_postfix_is_down_for_a_while(instance: Instance, feed: Feed) -> None:
+    """While Postfix is down all is unsent; when it is back the same feed goes on."""
+    await asyncio.to_thread(instance.postfix.stop)
+    verdicts = await feed.hand_over([mail() for _ in range(5)], TOMORROW)
+    assert all(isinstance(verdict, Unsent) for verdict in verdicts), verdicts
+    assert "Connect" in str(verdicts[0])
+    await asyncio.to_thread(instance.postfix.start)
+    accepted(await feed.hand_over([mail() for _ in range(5)], TOMORROW))
+
+
+@pytest.mark.parametrize("noticed", [True, False])
+async def test_postfix_is_restarted_between_batches(
+    instance: Instance, feed: Feed, journal: Journal, *, noticed: bool
+) -> None:
+    """A session that a restart ended, whether that was noticed or not, makes messages unsent at most, never doubtful."""
+    accepted(await feed.hand_over([mail() for _ in range(6)], TOMORROW))
+    if noticed:
+        await asyncio.to_thread(instance.postfix.restart)
+    else:
+        instance.postfix.restart()
+    mails = [mail() for _ in range(6)]
+    verdicts = await feed.hand_over(mails, TOMORROW)
+    assert all(isinstance(verdict, Accepted | Unsent) for verdict in verdicts), verdicts
+    again = [m for m, v in zip(mails, verdicts, strict=True) if isinstance(v, Unsent)]
+    assert not (noticed and again)
+    accepted(await feed.hand_over(again, TOMORROW))
+    await asyncio.to_thread(
+        wait_until,
+        lambda: sum(m.sender in journal.queued().values() for m in mails) == 6,
+        timeout=PATIENCE,
+        what="queued messages",
+    )
+    senders = list(journal.queued().values())
+    assert [senders.count(m.sender) for m in mails] == [1] * 6
+
+
+# ------------------------------------------------------------------ a server that misbehaves
+
+
+class Scripted:
+    """An SMTP server that answers as a test says.
+
+    Args:
+        replies: by verb, or `greeting`, or `.` for the final dot; None hangs up without a word.
+        sessions: how many sessions it treats so; later ones get good answers.
+    """
+
+    GOOD: Final[dict[str, bytes]] = {
+        "greeting": b"220 ready",
+        "DATA": b"354 go on",
+        ".": b"250 2.0.0 Ok: queued as 4abc",
+        "QUIT": b"221 bye",
+    }
+
+    def __init__(self, replies: dict[str, bytes | None], sessions: int = 1_000) -> None:
+        self._replies = replies
+        self._bad_sessions = sessions
+        self.heard: list[str] = []
+
+    @asynccontextmanager
+    async def served(self) -> AsyncIterator[int]:
+        """Serves while the block runs; gives the port."""
+        server = await asyncio.start_server(self._serve, LOOPBACK, 0)
+        async with server:
+            yield server.sockets[0].getsockname()[1]
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        replies = self.GOOD | (self._replies if self._bad_sessions > 0 else {})
+        self._bad_sessions -= 1
+        step = "greeting"
+        while (reply := replies.get(step, b"250 2.1.0 Ok")) is not None:
+            writer.write(reply + b"\r\n")
+            if reply.startswith(b"354"):
+                await reader.readuntil(b"\r\n.\r\n")
+                step = "."
+            elif reply.startswith((b"221", b"421")) or not (line := await reader.readline()):
+                break
+            else:
+                step = line.decode().split()[0].upper()
+            self.heard.append(step)
+        writer.close()
+
+
+@pytest.mark.parametrize("step", ["greeting", "EHLO", "MAIL", "RCPT"])
+async def test_a_session_lost_before_the_message_leaves_it_unsent(step: str) -> None:
+    """When the connection ends before DATA the message is unsent, and nothing more of the batch is tried on it."""
+    server = Scripted({step: None})
+    async with server.served() as port, open_feed(port, 1) as feed:
+        verdicts = await feed.hand_over([mail(), mail()], TOMORROW)
+    assert all(isinstance(verdict, Unsent) for verdict in verdicts), verdicts
+    assert verdicts[1] == Unsent("not begun in time")
+    assert "." not in server.heard
+
+
+@pytest.mark.parametrize("step", ["DATA", "."])
+async def test_a_session_lost_after_data_leaves_it_in_doubt(step: str) -> None:
+    """When the connection ends between DATA and the reply the message is in doubt; the rest goes over other sessions."""
+    server = Scripted({step: None}, sessions=1)
+    async with server.served() as port, open_feed(port, 2) as feed:
+        verdicts = await feed.hand_over([mail() for _ in range(6)], TOMORROW)
+        [doubtful] = [v for v in verdicts if not isinstance(v, Accepted)]
+        assert isinstance(doubtful, InDoubt)
+        accepted(await feed.hand_over([mail(), mail()], TOMORROW))
+
+
+async def test_a_reply_after_the_message_that_is_none_leaves_it_in_doubt() -> None:
+    """What is no SMTP reply after the message says nothing about it."""
+    async with Scripted({".": b"what?"}).served() as port, open_feed(port, 1) as feed:
+        [verdict] = await feed.hand_over([mail()], TOMORROW)
+    assert isinstance(verdict, InDoubt)
+
+
+@pytest.mark.parametrize("step", ["greeting", "EHLO", "MAIL", "RCPT", "DATA", "."])
+async def test_a_server_that_shuts_down_leaves_it_unsent(step: str) -> None:
+    """421 at any point (RFC 5321, section 3.8) ends the session without the message; the next one begins anew."""
+    server = Scripted({step: b"421 4.3.2 shutting down"}, sessions=1)
+    async with server.served() as port, open_feed(port, 1) as feed:
+        [verdict] = await feed.hand_over([mail()], TOMORROW)
+        assert isinstance(verdict, Unsent)
+        accepted(await feed.hand_over([mail()], TOMORROW))
+
+
+async def test_a_reply_that_is_not_utf8_can_be_stored() -> None:
+    """Octets of a reply that are no UTF-8 are replaced: what is refused can be written to any database."""
+    server = Scripted({"RCPT": b"550 5.1.1 gel\xf6scht\x00", ".": b"554 5.6.0 \xff"})
+    async with server.served() as port, open_feed(port, 1) as feed:
+        [verdict] = await feed.hand_over([mail()], TOMORROW)
+    assert verdict == Refused("5.1.1", "550 5.1.1 gel\ufffdscht\ufffd")
+
+
+async def test_a_multiline_reply_is_one_line() -> None:
+    """A reply of several lines is told in one, its code first."""
+    server = Scripted({"RCPT": b"550-5.1.1 no\r\n550 5.1.1 such user"})
+    async with server.served() as port, open_feed(port, 1) as feed:
+        [verdict] = await feed.hand_over([mail()], TOMORROW)
+    assert verdict == Refused("5.1.1", "550 5.1.1 no 5.1.1 such user")

@@ -1,0 +1,633 @@
+"""The agent and its lanes: chunks are handed over at their pace, given back when they must be, and outages pass."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from contract.database import conninfo
+from contract.events import DELIVERY_LOG, AgentReport, Template, decode_delivery_log
+from contract.operators import Operator
+from processor.operators import apply_operators
+from processor.settings import ProcessorSettings
+from smtp_agent.agent import Agent, AgentError, lock_instance, run_agent
+from smtp_agent.postfix import read_postfix
+from smtp_agent.settings import AgentSettings
+from testbed import Testbed
+from testbed.fleet import Instance
+from testbed.fluentd import Fluentd
+from testbed.mailbox import MailboxOperator
+from tests.conftest import Database, TestTopics
+from tests.integration.conftest import Post, due, fetch, fetch_one, pool_of, scheduled
+
+PATIENCE = 60
+"""Seconds after which a test gives up waiting; none waits so long when all is well."""
+NAME = "mta-lanes"
+MACHINE = "0123456789abcdef0123456789abcdef"
+
+
+@pytest.fixture(scope="module")
+def mailboxes(testbed: Testbed) -> dict[str, MailboxOperator]:
+    """Who takes the mail that Postfix accepts."""
+    return testbed.add_operators({"one": ["one.test"], "two": ["two.test"]})
+
+
+@pytest.fixture(scope="module")
+def instance(testbed: Testbed, mailboxes: dict[str, MailboxOperator]) -> Iterator[Instance]:
+    """A Postfix of this module's own."""
+    testbed.kafka.create_topic("lanes.delivery-log")
+    yield testbed.add_instance(NAME, operators=mailboxes.values(), topic="lanes.delivery-log")
+    testbed.remove_instance(NAME)
+
+
+@dataclass
+class House:
+    """A mail host on a database of its own.
+
+    Attributes:
+        post: brings mail there.
+        instance: its Postfix.
+        agent_settings: those of the agent that `running` starts.
+    """
+
+    post: Post
+    instance: Instance
+    agent_settings: dict[str, Any]
+    _agents: list[asyncio.Task[None]] = field(default_factory=list)
+
+    def settings(self, **changes: object) -> AgentSettings:
+        """The settings of an agent, with these differences."""
+        return AgentSettings(**self.agent_settings | changes)
+
+    @asynccontextmanager
+    async def running(self, **changes: object) -> AsyncIterator[None]:
+        """Runs an agent during the block, and drains it."""
+        settings = self.settings(**changes)
+        postfix = read_postfix(settings.postfix_config_directory)
+        stopping = asyncio.Event()
+        agent = asyncio.create_task(Agent(settings, postfix, self.post.agent, stopping).run())
+        self._agents.append(agent)
+        try:
+            yield
+        finally:
+            stopping.set()
+            self._agents.remove(agent)
+            await agent
+
+    async def until(self, condition: Callable[[], Awaitable[bool]]) -> None:
+        """Waits until it holds; fails the test if it never does, or the agent if it ended before."""
+        async with asyncio.timeout(PATIENCE):
+            while not await condition():
+                for agent in self._agents:
+                    if agent.done():
+                        await agent
+                await asyncio.sleep(0.01)
+
+    async def run(self) -> None:
+        """Runs an agent until it ends by itself."""
+        settings = self.settings()
+        postfix = read_postfix(settings.postfix_config_directory)
+        await Agent(settings, postfix, self.post.agent, asyncio.Event()).run()
+
+    async def limit(self, **per_minute: int | None) -> None:
+        """Applies `operators.toml`: the operators are `one` and `two`."""
+        operators = [Operator(o, (f"{o}.test",), per_minute.get(o)) for o in ("one", "two")]
+        async with self.post.worker.connection() as connection:
+            await apply_operators(connection, [*operators, Operator("other")], "test", "a test")
+
+    async def plan(self, number: int, *domains: str, campaign_id: str = "c") -> list[int]:
+        """Plans as many messages to each of the domains, in chunks that can be claimed."""
+        emails = [
+            due(n, campaign_id, domain, email_key=domain)
+            for domain in domains
+            for n in range(number)
+        ]
+        await self.post.apply(
+            scheduled(
+                campaign_id,
+                templates={domain: Template(subject="Hi", text="Hello") for domain in domains},
+            )
+        )
+        dispatch_ids = await self.post.plan(emails)
+        await self.post.ripen()
+        return dispatch_ids
+
+    async def states(self, operator: str | None = None) -> Counter[str]:
+        """How many messages are in each state."""
+        query = "SELECT m.state::text FROM messages m JOIN chunks USING (chunk_id) WHERE operator = coalesce(%s, operator)"
+        return Counter(state for (state,) in await fetch(self.post.owner, query, operator))
+
+    async def handed(self, number: int, operator: str | None = None) -> None:
+        """Waits until as many messages are handed over."""
+
+        async def reached() -> bool:
+            return (await self.states(operator))["handed"] >= number
+
+        await self.until(reached)
+
+    async def held(self) -> int:
+        """How many chunks are held."""
+        query = "SELECT count(*) FROM chunks WHERE instance IS NOT NULL"
+        return int(await fetch_one(self.post.owner, query))
+
+    async def execute(self, statement: str) -> None:
+        """Changes something as the owner of the database."""
+        await self.post.owner.execute(statement.encode())
+
+
+@pytest.fixture
+def agent_settings(database: Database, instance: Instance, tmp_path: Path) -> dict[str, Any]:
+    """The settings of the agent beside the module's Postfix."""
+    machine_id = tmp_path / "machine-id"
+    machine_id.write_text(f"{MACHINE}\n")
+    return {
+        "instance": NAME,
+        "database": database.agent,
+        "bounce_domain": instance.postfix.bounce_domain,
+        "feed_port": instance.feed_port,
+        "postfix_config_directory": instance.postfix.config_directory,
+        "lock_directory": tmp_path,
+        "machine_id_file": machine_id,
+        "fluentd_port": instance.fluentd_port,
+    }
+
+
+@pytest.fixture
+def house(post: Post, instance: Instance, agent_settings: dict[str, Any]) -> House:
+    """A mail host, and a database whose books must balance in the end."""
+    return House(post, instance, agent_settings)
+
+
+def arrived(
+    mailboxes: dict[str, MailboxOperator], dispatch_ids: list[int], campaign_id: str = "c"
+) -> list[int]:
+    """The dispatches of a campaign of a test's own that the mailboxes took, as often as they did, in order."""
+    by_header = {f"<{d}.{campaign_id}@bounces.test>": d for d in dispatch_ids}
+    accepted = [a for mailbox in mailboxes.values() for a in mailbox.accepted()]
+    found = [by_header.get(a.headers["message-id"]) for a in accepted]
+    return sorted(dispatch_id for dispatch_id in found if dispatch_id is not None)
+
+
+# ------------------------------------------------------------------ handing over
+
+
+async def test_everything_is_handed_over_once(
+    house: House, mailboxes: dict[str, MailboxOperator]
+) -> None:
+    """All chunks of all operators are handed over, arrive once, and are held by nobody in the end."""
+    await house.limit()
+    await house.execute("UPDATE operators SET chunk_size = 40")
+    dispatch_ids = await house.plan(100, "one.test", "two.test", campaign_id="everything")
+    async with house.running():
+        await house.handed(200)
+    assert await house.held() == 0
+    assert await house.states() == {"handed": 200}
+
+    async def all_arrived() -> bool:
+        return len(arrived(mailboxes, dispatch_ids, "everything")) >= 200
+
+    await house.until(all_arrived)
+    assert arrived(mailboxes, dispatch_ids, "everything") == sorted(dispatch_ids)
+    query = "SELECT DISTINCT handovers FROM messages"
+    assert await fetch(house.post.owner, query) == [(1,)]
+
+
+async def test_a_drain_gives_chunks_back_at_once(house: House) -> None:
+    """An agent that drains ends at a batch's end, and another instance can claim what is left."""
+    await house.limit(one=60)
+    await house.plan(50, "one.test")
+    async with house.running():
+        await house.handed(1)
+        assert await house.held() == 1
+    handed = (await house.states())["handed"]
+    assert handed < 50
+    claim = await house.post.claim("one", "another")
+    assert claim.planned == 50 - handed
+
+
+# Keeps what the largest number of chunks was that were ever held at once.
+_WATCH_HELD = """
+CREATE TABLE held (n bigint);
+CREATE FUNCTION watch_held() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = fairpost AS $$
+BEGIN
+  INSERT INTO held SELECT count(*) FROM chunks WHERE instance IS NOT NULL;
+  RETURN NULL;
+END $$;
+CREATE TRIGGER watch_held AFTER UPDATE ON chunks FOR EACH STATEMENT EXECUTE FUNCTION watch_held()"""
+
+
+async def test_max_chunks_bounds_what_is_held(house: House) -> None:
+    """With `max_chunks = 1` the lanes of an agent take turns: never is more than one chunk held, and all are served."""
+    await house.limit()
+    await house.execute("UPDATE operators SET chunk_size = 10")
+    await house.plan(30, "one.test", "two.test")
+    await house.execute(_WATCH_HELD)
+    async with house.running(max_chunks=1):
+        await house.handed(60)
+    assert await fetch_one(house.post.owner, "SELECT max(n) FROM held") == 1
+
+
+async def test_without_max_chunks_every_lane_holds_one(house: House) -> None:
+    """Lanes work side by side: each holds a chunk of its own."""
+    await house.limit(one=60, two=60)
+    await house.plan(30, "one.test", "two.test")
+
+    async def both() -> bool:
+        return await house.held() == 2
+
+    async with house.running():
+        await house.until(both)
+
+
+async def test_only_the_operators_of_the_setting_are_served(house: House) -> None:
+    """An agent with the setting `operators` has lanes for no others."""
+    await house.limit()
+    await house.plan(20, "one.test", "two.test")
+    async with house.running(operators="two,other"):
+        await house.handed(20, "two")
+    query = "SELECT operator FROM chunks WHERE claimed_at IS NOT NULL"
+    assert await fetch(house.post.owner, query) == [("two",)]
+
+
+async def test_nothing_is_claimed_with_send_email_off(house: House) -> None:
+    """With SEND_EMAIL=false the agent is there, and claims nothing."""
+    await house.limit()
+    await house.plan(5, "one.test")
+    query = "SELECT count(*) FROM instances WHERE seen_at > started_at"
+
+    async def seen_again() -> bool:
+        return bool(await fetch_one(house.post.owner, query))
+
+    async with house.running(SEND_EMAIL=False):
+        await house.until(seen_again)
+    assert await house.states() == {"planned": 5}
+    assert await fetch(house.post.owner, "SELECT FROM chunks WHERE claimed_at IS NOT NULL") == []
+
+
+async def test_a_template_that_fails_rejects_its_messages_only(house: House) -> None:
+    """Messages that cannot be rendered are `rejected` with the reason, those that Postfix refuses with its reply; others go out."""
+    await house.limit()
+    await house.post.apply(
+        scheduled(
+            templates={
+                "good": Template(subject="Hi", text="Hello"),
+                "bad": Template(subject="Hi", text="Hello {{ surname }}"),
+            }
+        )
+    )
+    good, bad, nowhere = await house.post.plan(
+        [
+            due(1, domain="one.test", email_key="good"),
+            due(2, domain="one.test", email_key="bad"),
+            due(3, domain="nowhere.test", email_key="good"),
+        ]
+    )
+    await house.post.ripen()
+
+    async def settled() -> bool:
+        return await house.states() == {"handed": 1, "rejected": 2}
+
+    async with house.running():
+        await house.until(settled)
+    assert (await house.post.states())[good] == "handed"
+    told = await fetch(house.post.owner, "SELECT dispatch_id, dsn, reply FROM outbox")
+    replies = {dispatch_id: (dsn, reply) for dispatch_id, dsn, reply in told}
+    assert replies.keys() == {bad, nowhere}
+    assert replies[bad][0] is None
+    assert "'surname' is undefined" in replies[bad][1]
+    assert replies[nowhere][0] == "5.4.4"
+    assert replies[nowhere][1].startswith("550 5.4.4 <user3@nowhere.test>: ")
+
+
+async def test_what_an_agent_does_is_reported(
+    house: House, topics: TestTopics, settings: ProcessorSettings, testbed: Testbed, tmp_path: Path
+) -> None:
+    """Claim, hand-over with queue ids and refusals, end of the claim and drain are told in order, by the instance."""
+    await house.limit()
+    sent, refused = await house.plan(1, "one.test", "nowhere.test")
+    shipper = Fluentd(
+        NAME,
+        testbed.directory / f"fluentd-{settings.topic_prefix}",
+        postfix_log=tmp_path / "mail.log",
+        bootstrap_servers=testbed.kafka.bootstrap_servers,
+        topic=settings.topic(DELIVERY_LOG),
+    )
+
+    async def settled() -> bool:
+        return await house.states() == {"handed": 1, "rejected": 1} and await house.held() == 0
+
+    with shipper as fluentd:
+        async with house.running(fluentd_port=fluentd.port):
+            await house.until(settled)
+        reports: list[AgentReport] = []
+
+        async def complete() -> bool:
+            values = await asyncio.to_thread(topics.values, DELIVERY_LOG)
+            reports[:] = [r for v in values if isinstance(r := decode_delivery_log(v), AgentReport)]
+            return any(report.event == "drained" for report in reports)
+
+        await house.until(complete)
+    assert {report.instance for report in reports} == {NAME}
+    assert (reports[-1].event, reports[-1].operator) == ("drained", None)
+    for operator in ("one", "other"):
+        events = [report.event for report in reports if report.operator == operator]
+        assert events == ["claimed", "handed_over", "given_back"]
+    handed = {report.operator: report for report in reports if report.event == "handed_over"}
+    [(dispatch_id, queue_id)] = handed["one"].accepted
+    assert dispatch_id == sent
+    assert f"{queue_id}: from=<bounce+{sent}@bounces.test>" in house.instance.log.read_text()
+    [(dispatch_id, reply)] = handed["other"].refused
+    assert dispatch_id == refused
+    assert reply.startswith("550 5.4.4 ")
+
+
+# ------------------------------------------------------------------ pace
+
+
+async def test_a_new_limit_is_followed(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lane that waits for the pace of an old limit goes on at the new one's, in the chunk it holds."""
+    monkeypatch.setattr("smtp_agent.agent._REFRESH_SECONDS", 0.1)
+    await house.limit(one=1)
+    await house.plan(50, "one.test")
+    async with house.running():
+        await house.handed(1)
+        await house.limit()
+        await house.handed(50)
+    assert (
+        await fetch_one(house.post.owner, "SELECT count(DISTINCT claim_token) FROM handovers") == 1
+    )
+
+
+async def test_an_operator_that_is_no_more_is_not_served(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lane of an operator that was removed gives its chunk back; when the operator is there again, so is a lane."""
+    monkeypatch.setattr("smtp_agent.agent._REFRESH_SECONDS", 0.1)
+    await house.limit(one=60)
+    await house.plan(5, "one.test")
+
+    async def given_back() -> bool:
+        return await house.held() == 0
+
+    async with house.running():
+        await house.handed(1)
+        await house.execute("DELETE FROM operators WHERE operator = 'one'")
+        await house.until(given_back)
+        assert (await house.states())["planned"] > 0
+        await house.limit()
+        await house.handed(5)
+
+
+async def test_the_pace_outlives_a_restart(house: House) -> None:
+    """What a former run handed over within the minute counts: no 60 s hold more than the limit, its last batch counted late."""
+    await house.limit(one=60)
+    await house.plan(10, "one.test")
+    await house.execute(
+        f"""
+        INSERT INTO handovers (claim_token, batch, chunk_id, at, instance, operator, positions)
+        SELECT gen_random_uuid(), 1, 0, clock_timestamp() - age, '{NAME}', 'one', ARRAY(SELECT generate_series(1, n))
+          FROM (VALUES (interval '58.5 s', 40), ('57.5 s', 19), ('1 s', 1)) AS z (age, n)"""  # noqa: S608
+    )
+    begin = await fetch_one(house.post.owner, "SELECT min(at) FROM handovers")
+    async with house.running():
+        await house.handed(2)
+    first = await fetch_one(house.post.owner, "SELECT min(handed_at) FROM messages")
+    assert first - begin >= timedelta(seconds=60)
+
+
+# ------------------------------------------------------------------ pauses
+
+PAUSES = {
+    "operator": ("UPDATE operators SET paused_at = now()", "UPDATE operators SET paused_at = NULL"),
+    "instance": ("UPDATE instances SET paused_at = now()", "UPDATE instances SET paused_at = NULL"),
+    "fleet": ("UPDATE fleet SET sending = false", "UPDATE fleet SET sending = true"),
+    "hold": ("UPDATE campaigns SET held_at = now()", "UPDATE campaigns SET held_at = NULL"),
+}
+
+
+@pytest.mark.parametrize("pause", PAUSES)
+async def test_a_pause_stops_and_its_end_goes_on(
+    house: House, pause: str, mailboxes: dict[str, MailboxOperator]
+) -> None:
+    """Once a pause is stored nothing more is handed over and the chunk is given back; when it ends all goes on, nothing twice."""
+    stop, go_on = PAUSES[pause]
+    await house.limit(one=1200)
+    dispatch_ids = await house.plan(30, "one.test", campaign_id=f"pause-{pause}")
+
+    async def given_back() -> bool:
+        return await house.held() == 0
+
+    async with house.running():
+        await house.handed(2)
+        await house.execute(stop)
+        since = await fetch_one(house.post.owner, "SELECT clock_timestamp()")
+        await house.until(given_back)
+        assert (await house.states())["planned"] > 0
+        query = "SELECT count(*) FROM handovers WHERE at > %s"
+        assert await fetch_one(house.post.owner, query, since) == 0
+        await house.execute(go_on)
+        await house.handed(30)
+
+    async def all_arrived() -> bool:
+        return len(arrived(mailboxes, dispatch_ids, f"pause-{pause}")) >= 30
+
+    await house.until(all_arrived)
+    assert arrived(mailboxes, dispatch_ids, f"pause-{pause}") == sorted(dispatch_ids)
+
+
+# ------------------------------------------------------------------ outages
+
+
+def lines(caplog: pytest.LogCaptureFixture, *parts: str) -> list[str]:
+    """The warnings that hold all parts."""
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.levelno >= logging.WARNING and all(part in record.getMessage() for part in parts)
+    ]
+
+
+async def test_postfix_is_down_for_a_while(
+    house: House,
+    mailboxes: dict[str, MailboxOperator],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """While Postfix is down batches come back, an outage is two warnings, and when it is back all arrive once."""
+    monkeypatch.setattr("smtp_agent.lanes._BACKOFF", (0.05, 0.1))
+    await house.limit()
+    dispatch_ids = await house.plan(30, "one.test", campaign_id="postfix-down")
+    await asyncio.to_thread(house.instance.postfix.stop)
+
+    async def several_batches() -> bool:
+        return int(await fetch_one(house.post.owner, "SELECT count(*) FROM handovers")) >= 4
+
+    async with house.running():
+        await house.until(several_batches)
+        assert await house.held() == 1
+        await asyncio.to_thread(house.instance.postfix.start)
+        await house.handed(30)
+
+        async def all_arrived() -> bool:
+            return len(arrived(mailboxes, dispatch_ids, "postfix-down")) >= 30
+
+        await house.until(all_arrived)
+    assert arrived(mailboxes, dispatch_ids, "postfix-down") == sorted(dispatch_ids)
+    assert len(lines(caplog, "one: Postfix accepts nothing: ")) == 1
+    assert lines(caplog, "one: Postfix accepts mail again") == ["one: Postfix accepts mail again"]
+
+
+async def test_a_chunk_that_postfix_does_not_take_goes_to_another(
+    house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A lane whose Postfix takes nothing for a while gives its chunk back, and leaves another instance the time to claim it."""
+    monkeypatch.setattr("smtp_agent.lanes._NOTHING_ACCEPTED_SECONDS", 0.2)
+    await house.limit()
+    await house.plan(5, "one.test")
+    await asyncio.to_thread(house.instance.postfix.stop)
+
+    async def both_tried() -> bool:
+        query = "SELECT count(DISTINCT instance) FROM handovers"
+        return bool(await fetch_one(house.post.owner, query) == 2)
+
+    try:
+        async with house.running(), house.running(instance="another"):
+            await house.until(both_tried)
+    finally:
+        await asyncio.to_thread(house.instance.postfix.start)
+    assert await house.states() == {"planned": 5}
+    assert await house.held() == 0
+    assert len(lines(caplog, "one: Postfix accepts nothing: ")) == 2
+
+
+async def test_postgres_is_restarted(  # noqa: PLR0917
+    testbed: Testbed,
+    settings: ProcessorSettings,
+    database: Database,
+    instance: Instance,
+    agent_settings: dict[str, Any],
+    mailboxes: dict[str, MailboxOperator],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A lane goes on by itself after Postgres was killed and started again: all arrive once, and Postfix is not blamed."""
+    dsn = conninfo(database.owner, "test owner")
+    async with (
+        pool_of(database.worker, 2) as worker,
+        pool_of(database.agent, 4) as agent,
+        await psycopg.AsyncConnection.connect(dsn, autocommit=True) as before,
+    ):
+        house = House(Post(settings, before, worker, agent, tmp_path), instance, agent_settings)
+        await house.limit(one=1200)
+        await house.execute("CREATE TABLE told (LIKE outbox)")
+        dispatch_ids = await house.plan(60, "one.test", campaign_id="postgres-down")
+        async with house.running():
+            await house.handed(2)
+            await asyncio.to_thread(testbed.postgres.kill)
+            await asyncio.to_thread(testbed.postgres.start)
+
+            async def all_arrived() -> bool:
+                return len(arrived(mailboxes, dispatch_ids, "postgres-down")) >= 60
+
+            await house.until(all_arrived)
+    assert arrived(mailboxes, dispatch_ids, "postgres-down") == sorted(dispatch_ids)
+    assert lines(caplog, "Postfix accepts nothing") == []
+
+
+async def test_a_late_write_ahead_is_not_postfixs_fault(
+    house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A batch whose write-ahead took so long that nothing was begun comes back without a word about Postfix."""
+    monkeypatch.setattr("smtp_agent.lanes._BATCH_SECONDS", 0.0)
+    await house.limit()
+    await house.plan(5, "one.test")
+
+    async def given_back() -> bool:
+        query = "SELECT count(*) FROM handovers"
+        return int(await fetch_one(house.post.owner, query)) >= 2
+
+    async with house.running():
+        await house.until(given_back)
+        monkeypatch.undo()
+        await house.handed(5)
+    assert lines(caplog, "Postfix") == []
+
+
+# ------------------------------------------------------------------ whose agent it is
+
+
+OTHERS = {
+    "retired": ("UPDATE instances SET retired_at = now()", "was retired at "),
+    "another machine": ("UPDATE instances SET machine_id = 'x'", "belongs to machine x, queue "),
+    "another queue": (
+        "UPDATE instances SET queue_directory = '/q'",
+        f"belongs to machine {MACHINE}, queue /q; ",
+    ),
+}
+
+
+def assert_one_line(error: AgentError, complaint: str) -> None:
+    """What a person reads says what is wrong with the name."""
+    assert str(error).startswith(f"instance {NAME} {complaint}")
+    assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize("whose", OTHERS)
+async def test_a_name_is_one_machines(house: House, whose: str) -> None:
+    """An agent whose name is retired, or another machine's or queue's, ends with one line before it claims anything."""
+    statement, complaint = OTHERS[whose]
+    await house.limit()
+    await house.plan(10, "one.test")
+
+    async def registered() -> bool:
+        return bool(await fetch(house.post.owner, "SELECT FROM instances"))
+
+    async with house.running(SEND_EMAIL=False):
+        await house.until(registered)
+    await house.execute(statement)
+    with pytest.raises(AgentError) as caught:
+        await house.run()
+    assert_one_line(caught.value, complaint)
+    assert await house.states() == {"planned": 10}
+
+
+async def test_an_agent_that_is_retired_ends(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent whose name is retired while it runs gives its chunk back and ends with one line."""
+    monkeypatch.setattr("smtp_agent.agent._REFRESH_SECONDS", 0.1)
+    await house.limit(one=60)
+    await house.plan(10, "one.test")
+
+    async def retired() -> None:
+        await house.handed(1)
+        await house.execute("UPDATE instances SET retired_at = now()")
+
+    with pytest.raises(AgentError) as caught:
+        await asyncio.gather(house.run(), retired())
+    assert_one_line(caught.value, "was retired at ")
+    assert await house.held() == 0
+
+
+async def test_a_second_agent_of_an_instance_ends(house: House, tmp_path: Path) -> None:
+    """While an agent of an instance runs a second one ends with a line that names the lock; afterwards it may run."""
+    path = tmp_path / f"fairpost-agent-{NAME}.lock"
+    complaint = f"^{path}: an agent of {NAME} runs already$"
+    with lock_instance(tmp_path, NAME), lock_instance(tmp_path, "other"):
+        with pytest.raises(AgentError, match=complaint):
+            lock_instance(tmp_path, NAME)
+        with pytest.raises(AgentError, match=complaint):
+            await run_agent(house.settings())
+    lock_instance(tmp_path, NAME).close()
+
+
+async def test_a_lock_that_cannot_be_made(house: House, tmp_path: Path) -> None:
+    """Where the lock cannot be made the setting is named."""
+    with pytest.raises(AgentError, match=r": No such file or directory; set lock_directory$"):
+        await run_agent(house.settings(lock_directory=tmp_path / "none"))
