@@ -27,7 +27,11 @@ demo: setup ## Campaigns through real Kafka, Postgres and Postfix, on this machi
 
 .PHONY: test
 test: setup lint ## All tests, on real services
-	@$(BIN)/python -m pytest tests/unit tests/integration tests/acceptance
+	@$(BIN)/python -m pytest tests/unit tests/integration tests/acceptance tests/chaos
+
+.PHONY: chaos
+chaos: setup ## kill -9 while mail flows, and every promise checked (ONLY=processor, SEED=n, SEEDS=n in a row)
+	@$(BIN)/python -m testbed.chaos $(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS))
 
 .PHONY: bench
 bench: setup ## Benchmarks as ratios measured in one run (ONLY=name for one of them)

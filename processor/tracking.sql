@@ -49,13 +49,14 @@ BEGIN
         ON CONFLICT (instance, queue_id, at, state) DO NOTHING
     RETURNING 1
   ), message AS MATERIALIZED (
-    SELECT m.dispatch_id, m.state, m.status_at, m.attempts, m.instance
+    SELECT m.dispatch_id, m.state, m.status_at, m.attempts, m.instance, m.email = '' AS forgotten
       FROM messages m
      WHERE m.dispatch_id = ANY (ARRAY(SELECT dispatch_id FROM known WHERE dispatch_id IS NOT NULL))
        AND m.state >= 'handed' AND m.state < 'sent'
      ORDER BY m.dispatch_id FOR NO KEY UPDATE
   ), compared AS ( -- each line beside what was known before it, the earlier lines of this batch included
-    SELECT k.*, m.attempts,
+    SELECT k.instance, k.dispatch_id, k.state, k.at, k.class, k.dsn, k.ordinal, m.attempts,
+           CASE WHEN NOT m.forgotten THEN k.reply END AS reply,
            greatest(m.state, max(k.state) OVER earlier) AS before,
            greatest(CASE WHEN m.state = 'deferred' THEN m.status_at END,
                     max(CASE WHEN k.state = 'deferred' THEN k.at END) OVER earlier) AS deferred_at

@@ -16,7 +16,7 @@ $$;
 CREATE OR REPLACE FUNCTION state_unsent(p_cancelled boolean, p_not_after timestamptz, p_email text) RETURNS message_state
 LANGUAGE sql SET search_path = fairpost, pg_temp AS $$
   SELECT CASE
-    WHEN p_cancelled THEN 'cancelled'
+    WHEN p_cancelled OR p_email = '' THEN 'cancelled' -- an empty address: the user was forgotten
     WHEN p_not_after <= clock_timestamp() THEN 'expired'
     WHEN EXISTS (SELECT FROM suppressions WHERE email = lower(p_email)) THEN 'suppressed'
     ELSE 'planned' END::message_state
@@ -27,7 +27,8 @@ CREATE OR REPLACE FUNCTION reject(
   p_instance text, p_dispatch_ids bigint[], p_handed_ats timestamptz[], p_dsns text[], p_replies text[]) RETURNS bigint
 LANGUAGE sql SECURITY DEFINER SET search_path = fairpost, pg_temp AS $$
   WITH refused AS (
-    SELECT r.* FROM unnest(p_dispatch_ids, p_handed_ats, p_dsns, p_replies) AS r (dispatch_id, handed_at, dsn, reply)
+    SELECT r.dispatch_id, r.dsn, CASE WHEN m.email <> '' THEN r.reply END AS reply
+      FROM unnest(p_dispatch_ids, p_handed_ats, p_dsns, p_replies) AS r (dispatch_id, handed_at, dsn, reply)
       JOIN messages m USING (dispatch_id)
      WHERE m.state = 'handed' AND m.instance = p_instance AND m.handed_at = r.handed_at
      ORDER BY m.dispatch_id FOR NO KEY UPDATE OF m

@@ -237,6 +237,7 @@ CREATE TABLE handovers (
   positions int[] NOT NULL,
   PRIMARY KEY (claim_token, batch));
 CREATE INDEX handovers_recent ON handovers (instance, operator, at);
+CREATE INDEX handovers_age ON handovers USING brin (at);
 
 -- A fence asked for, and the messages that it is to judge.
 CREATE TABLE fences (
@@ -263,6 +264,7 @@ CREATE TABLE queue_ids (
   instance text NOT NULL,
   queue_id text NOT NULL,
   PRIMARY KEY (instance, queue_id));
+CREATE INDEX queue_ids_age ON queue_ids USING brin (seen_at);
 -- Lines whose queue id is not known yet.
 CREATE TABLE early_statuses (
   early_status_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -319,6 +321,7 @@ GRANT INSERT ON dispatches, audit TO fairpost_processor;
 GRANT INSERT, UPDATE ON campaigns, chunks, chunk_counts, dispatch_counts, instances, fences TO fairpost_processor;
 GRANT INSERT, UPDATE, DELETE ON operators, operator_domains, messages, queue_ids, suppressions TO fairpost_processor;
 GRANT INSERT, DELETE ON pending, outbox, early_statuses TO fairpost_processor;
+GRANT UPDATE (reply) ON outbox TO fairpost_processor;
 GRANT UPDATE (sending, changed_at) ON fleet TO fairpost_processor;
 GRANT DELETE ON chunks, chunk_counts, handovers, claim_turns, fences, fence_messages TO fairpost_processor;
 -- An agent reads what it sends and how fast, and writes nothing but through the functions granted to it.

@@ -19,6 +19,7 @@ from processor.cli import (
     operators,
     processes,
     publish,
+    retention,
     sending,
     topics,
 )
@@ -71,6 +72,8 @@ for command in (
     publish.publish,
     operators.operators,
     campaigns.campaigns,
+    retention.prune,
+    retention.forget,
     sending.sending,
     dispatches.dispatches,
     dead_letters.dead_letters,
