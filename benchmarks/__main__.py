@@ -10,15 +10,28 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from benchmarks import due_to_send, reservation
+from benchmarks import (
+    due_to_planned,
+    due_to_send,
+    planning,
+    planning_growth,
+    reservation,
+    reservation_rate,
+    sizes,
+)
 from benchmarks.measurement import Measurement, print_table, to_json
 from contract.console import FAILED, WRONG, complain
 from testbed import Testbed
 from testbed.processes import ServiceError
 
-BENCHMARKS: Final[dict[str, Callable[[Testbed], Measurement]]] = {
+BENCHMARKS: Final[dict[str, Callable[[Testbed], list[Measurement]]]] = {
     reservation.NAME: reservation.measure,
+    reservation_rate.NAME: reservation_rate.measure,
+    planning.NAME: planning.measure,
+    planning_growth.NAME: planning_growth.measure,
+    sizes.NAME: sizes.measure,
     due_to_send.NAME: due_to_send.measure,
+    due_to_planned.NAME: due_to_planned.measure,
 }
 """Each measures on a testbed of Kafka and PostgreSQL, fsync on, and adds what else it needs."""
 
@@ -36,7 +49,7 @@ def main() -> int:
     chosen = BENCHMARKS if name is None else {name: BENCHMARKS[name]}
     try:
         with Testbed(instances=(), operators={}) as testbed:
-            measurements = [measure(testbed) for measure in chosen.values()]
+            measurements = [m for measure in chosen.values() for m in measure(testbed)]
     except ServiceError as error:
         complain(f"benchmarks: {error}")
         return FAILED

@@ -11,6 +11,8 @@ the wait for more events before the last, partial batch.
 """
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -34,13 +36,24 @@ _TIMEOUT: Final = 60.0
 _ROOT: Final = Path(__file__).parents[1]
 
 
-def measure(testbed: Testbed) -> Measurement:
+def measure(testbed: Testbed) -> list[Measurement]:
     """Events a second, a worker against the bare loop."""
-    return compare(NAME, "events/s", lambda number: _repeat(testbed, number), repeats=_REPEATS)
+    return compare([NAME], "events/s", lambda number: _repeat(testbed, number), repeats=_REPEATS)
 
 
-def _repeat(testbed: Testbed, number: int) -> Pair:
-    name = f"{NAME}_{number}"
+def _repeat(testbed: Testbed, number: int) -> list[Pair]:
+    with published(testbed, f"{NAME}_{number}", _EVENTS) as installation:
+        return [
+            Pair(
+                value=steady_rate(emitted_times(testbed, installation, _EVENTS)),
+                baseline=steady_rate(_bare_times(installation)),
+            )
+        ]
+
+
+@contextmanager
+def published(testbed: Testbed, name: str, events: int) -> Iterator[Installation]:
+    """An installation on whose topic `due-emails` so many events wait."""
     # Made before the installation makes those that are missing: the broker's clock says when each event was there.
     testbed.kafka.create_topic(
         f"{name}.{SEND_EMAILS}", _PARTITIONS, {"message.timestamp.type": "LogAppendTime"}
@@ -48,21 +61,17 @@ def _repeat(testbed: Testbed, number: int) -> Pair:
     with Installation(
         testbed, name, [OperatorRule("other")], partitions=_PARTITIONS
     ) as installation:
-        _publish(testbed, installation.topic(DUE_EMAILS))
-        return Pair(
-            value=steady_rate(_worker_times(testbed, installation)),
-            baseline=steady_rate(_bare_times(installation)),
+        topic = installation.topic(DUE_EMAILS)
+        publisher = Publisher(testbed.kafka.bootstrap_servers)
+        answers = publisher.publish(
+            [Emission(topic, due.user_id, due) for due in due_emails(events)]
         )
+        assert not any(answers), next(filter(None, answers))
+        yield installation
 
 
-def _publish(testbed: Testbed, topic: str) -> None:
-    publisher = Publisher(testbed.kafka.bootstrap_servers)
-    answers = publisher.publish([Emission(topic, due.user_id, due) for due in due_emails(_EVENTS)])
-    assert not any(answers), next(filter(None, answers))
-
-
-def _worker_times(testbed: Testbed, installation: Installation) -> list[float]:
-    """When each event was appended to `send-emails`, in seconds."""
+def emitted_times(testbed: Testbed, installation: Installation, events: int) -> list[float]:
+    """When each event was appended to `send-emails` by a worker with planning off, in seconds."""
     topic = installation.topic(SEND_EMAILS)
     partitions = [TopicPartition(topic, number, 0) for number in range(_PARTITIONS)]
     consumer = Consumer(
@@ -77,18 +86,18 @@ def _worker_times(testbed: Testbed, installation: Installation) -> list[float]:
     try:
         wait_until(
             lambda: (
-                sum(consumer.get_watermark_offsets(p, timeout=5)[1] for p in partitions) >= _EVENTS
+                sum(consumer.get_watermark_offsets(p, timeout=5)[1] for p in partitions) >= events
             ),
             timeout=_TIMEOUT,
-            what=f"{_EVENTS} events on {topic}",
+            what=f"{events} events on {topic}",
         )
         worker.stop()
         consumer.assign(partitions)
-        messages = consumer.consume(_EVENTS, timeout=_TIMEOUT)
+        messages = consumer.consume(events, timeout=_TIMEOUT)
     finally:
         worker.stop()
         consumer.close()
-    assert len({message.key() for message in messages}) == _EVENTS
+    assert len({message.key() for message in messages}) == events
     return [message.timestamp()[1] / 1000 for message in messages]
 
 

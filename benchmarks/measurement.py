@@ -56,25 +56,31 @@ def summarize(name: str, unit: str, pairs: Sequence[Pair]) -> Measurement:
     )
 
 
-def compare(name: str, unit: str, repeat: Callable[[int], Pair], *, repeats: int) -> Measurement:
-    """Measures pair after pair; a line on standard error tells of each.
+def compare(
+    names: Sequence[str], unit: str, repeat: Callable[[int], Sequence[Pair]], *, repeats: int
+) -> list[Measurement]:
+    """Measures repeat after repeat, a pair for each name; a line on standard error tells of each.
 
     Args:
-        name: of the benchmark.
-        unit: of value and baseline.
-        repeat: measures one pair, both halves afresh; given its number, from 1.
+        names: of the measurements.
+        unit: of values and baselines.
+        repeat: measures the pairs, all halves afresh; given its number, from 1.
         repeats: how many.
     """
-    pairs: list[Pair] = []
+    measured: list[Sequence[Pair]] = []
     for number in range(1, repeats + 1):
-        pair = repeat(number)
-        pairs.append(pair)
-        print(
-            f"{name}: {number} of {repeats}: {pair.value:,.0f} against {pair.baseline:,.0f} {unit},"
-            f" ratio {pair.ratio:.2f}",
-            file=sys.stderr,
-        )
-    return summarize(name, unit, pairs)
+        pairs = repeat(number)
+        measured.append(pairs)
+        for name, pair in zip(names, pairs, strict=True):
+            print(
+                f"{name}: {number} of {repeats}: {pair.value:,.0f} against {pair.baseline:,.0f}"
+                f" {unit}, ratio {pair.ratio:.2f}",
+                file=sys.stderr,
+            )
+    return [
+        summarize(name, unit, pairs)
+        for name, pairs in zip(names, zip(*measured, strict=True), strict=True)
+    ]
 
 
 def steady_rate(times: Sequence[float], *, margin: float = 0.1) -> float:

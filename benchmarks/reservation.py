@@ -86,7 +86,7 @@ def _send_email(due: DueEmail, dispatch_id: int, reserved_at: datetime) -> SendE
     )
 
 
-def measure(testbed: Testbed) -> Measurement:
+def measure(testbed: Testbed) -> list[Measurement]:
     """Due e-mails a second, in blocks against one by one."""
     with (
         Installation(testbed, NAME, [OperatorRule("other")]) as installation,
@@ -103,20 +103,22 @@ def measure(testbed: Testbed) -> Measurement:
         in_blocks = Reservation(settings, pool, blocks)
         singly = _OneByOne(settings, pool, one_by_one)
 
-        def repeat(number: int) -> Pair:
+        def repeat(number: int) -> list[Pair]:
             first = 2 * number * _DUE_EMAILS
-            return Pair(
-                value=runner.run(_rate(in_blocks, first)),
-                baseline=runner.run(_rate(singly, first + _DUE_EMAILS)),
-            )
+            return [
+                Pair(
+                    value=runner.run(_rate(in_blocks, first)),
+                    baseline=runner.run(_rate(singly, first + _DUE_EMAILS)),
+                )
+            ]
 
         try:
             repeat(0)
-            measurement = compare(NAME, "due e-mails/s", repeat, repeats=_REPEATS)
+            measurements = compare([NAME], "due e-mails/s", repeat, repeats=_REPEATS)
         finally:
             runner.run(pool.close())
         assert blocks.emitted == one_by_one.emitted == (_REPEATS + 1) * _DUE_EMAILS
-        return measurement
+        return measurements
 
 
 async def _rate(step: Callable[[Sequence[Record]], Awaitable[object]], first: int) -> float:

@@ -4,12 +4,14 @@ from typing import Final
 
 from contract.events import DueEmail
 
-_CAMPAIGNS: Final = 20
+CAMPAIGNS: Final = 20
 _DOMAINS: Final = ("gmail.test", "outlook.test", "yahoo.test", "example.test")
 
 
 def due_emails(count: int, *, first: int = 0) -> list[DueEmail]:
-    """Due e-mails of as many users, of twenty campaigns in turn; the same numbers give the same events.
+    """Due e-mails of as many users, of twenty campaigns in turn, each to four domains in turn.
+
+    The same numbers give the same events.
 
     Args:
         count: how many.
@@ -21,9 +23,9 @@ def due_emails(count: int, *, first: int = 0) -> list[DueEmail]:
 def _due_email(number: int) -> DueEmail:
     return DueEmail(
         user_id=f"user-{number:09d}",
-        campaign_id=f"spring-sale-{number % _CAMPAIGNS:02d}",
+        campaign_id=f"spring-sale-{number % CAMPAIGNS:02d}",
         email_key="offer",
-        email=f"firstname.lastname.{number:09d}@{_DOMAINS[number % len(_DOMAINS)]}",
+        email=f"firstname.lastname.{number:09d}@{_DOMAINS[number // CAMPAIGNS % len(_DOMAINS)]}",
         variables={
             "first_name": "Zoë",
             "voucher": f"SPRING-{number:09d}",

@@ -24,7 +24,8 @@ from contract.settings import SettingsError
 FAILED: Final = 1
 WRONG: Final = 2
 _INTERRUPTED: Final = 130
-_TALKATIVE: Final = ("faust", "mode", "aiokafka", "asyncio")
+_TALKATIVE: Final = ("faust", "mode", "aiokafka", "asyncio", "psycopg")
+_REPEATED_AFTER: Final = 60.0
 
 
 class CommandError(Exception):
@@ -125,9 +126,29 @@ def log_to_stderr(level: str) -> None:
     formatter.converter = time.gmtime
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)
+    handler.addFilter(_OnceAWhile())
     logging.basicConfig(level=level, handlers=[handler], force=True)
     for library in _TALKATIVE:
         logging.getLogger(library).setLevel(max(logging.WARNING, logging.getLogger().level))
+
+
+class _OnceAWhile(logging.Filter):
+    """Lets a library say the same thing once a minute: during an outage some say it ten times a second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: dict[tuple[str, str], float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not record.name.startswith(_TALKATIVE):
+            return True
+        text = str(record.msg)
+        last = self._said.get((record.name, text))
+        if last is not None and record.created - last < _REPEATED_AFTER:
+            return False
+        self._said[record.name, text] = record.created
+        record.msg, record.args = record.getMessage().replace("\n", " "), ()
+        return True
 
 
 def completion(program: str, shell: str) -> str:

@@ -11,6 +11,8 @@ from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 Connection = AsyncConnection[TupleRow]
 Pool = AsyncConnectionPool[Connection]
 
+_WAIT_SECONDS: Final = 5.0
+
 # Planning our short statements takes longer with JIT than running them.
 _OPTIONS: Final = "-c search_path=fairpost -c jit=off -c timezone=UTC"
 
@@ -35,8 +37,9 @@ async def open_pool(dsn: str, application: str, *, size: int) -> Pool:
         kwargs={"autocommit": True},
         check=AsyncConnectionPool.check_connection,
         open=False,
-        timeout=10,
-        reconnect_timeout=float("inf"),
+        timeout=_WAIT_SECONDS,
+        # After that a connection is tried for again when somebody waits for one, and not ever more rarely.
+        reconnect_timeout=_WAIT_SECONDS,
     )
     await pool.open(wait=False)
     return pool

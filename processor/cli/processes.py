@@ -1,12 +1,15 @@
 """`fairpost worker` and `fairpost tracker`: the processes, for a service manager to run."""
 
 import asyncio
+import logging
 
 import click
 from prometheus_client import start_http_server
 
 from contract.console import CommandError, log_to_stderr
 from processor.cli.session import settings_of
+
+logger = logging.getLogger(__name__)
 
 
 def _serve_metrics(host: str, port: int) -> None:
@@ -32,6 +35,8 @@ def worker(context: click.Context) -> None:
 
     settings = settings_of(context)
     log_to_stderr(settings.log_level)
+    if settings.fail_points:
+        logger.warning("fail points are set: this worker will kill itself; for tests only")
     _serve_metrics(settings.metrics_host, settings.worker_metrics_port)
     run_worker(settings)
 

@@ -115,10 +115,12 @@ class Place:
                 self._bury(running)
 
     def _settings(self) -> dict[str, str]:
+        # What a killed worker leaves behind goes with the folder of the run.
+        settings = {"TMPDIR": str(self._installation.directory)}
         armed = self.armed(self.life)
-        if armed is None:
-            return {}
-        return {"FAIRPOST_FAIL_POINTS": json.dumps({armed.point: armed.probability})}
+        if armed is not None:
+            settings["FAIRPOST_FAIL_POINTS"] = json.dumps({armed.point: armed.probability})
+        return settings
 
     def _bury(self, running: Running) -> None:
         code = running.process.exit_code

@@ -8,19 +8,25 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from contract.events import DEAD_LETTERS, SEND_EMAILS, decode_send_email
+from contract.events import (
+    CAMPAIGNS,
+    DEAD_LETTERS,
+    SEND_EMAILS,
+    decode_campaign_event,
+    decode_send_email,
+)
 from contract.operators import domain_of
 from contract.states import CampaignState, MessageState
 from processor.campaigns import COUNTED
-from testbed.chaos.workload import DOMAINS, Key
+from testbed.chaos.workload import DOMAINS, Campaign, Key, campaigns_of
 from testbed.topic import read_topic
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import psycopg
 
-    from contract.events import DueEmail, SendEmail
+    from contract.events import CampaignEvent, DueEmail, SendEmail
     from testbed.chaos.workload import Workload
     from testbed.installation import Installation
 
@@ -47,7 +53,7 @@ SELECT campaign_id, count(*), (SELECT coalesce(sum(dispatches), 0) FROM dispatch
                                 WHERE c.campaign_id = d.campaign_id)::bigint
   FROM dispatches d GROUP BY campaign_id ORDER BY campaign_id"""
 
-_CAMPAIGNS = "SELECT campaign_id, state::text, name FROM campaigns"
+_CAMPAIGNS = "SELECT campaign_id, state::text, name, revision FROM campaigns"
 
 _OUTBOX = "SELECT dispatch_id, status::text FROM outbox"
 
@@ -91,6 +97,9 @@ def judge(installation: Installation, workload: Workload) -> Verdict:
     for value in read_topic(servers, installation.topic(SEND_EMAILS)):
         event = decode_send_email(value)
         emitted[event.dispatch_id].append(event)
+    told = [
+        decode_campaign_event(value) for value in read_topic(servers, installation.topic(CAMPAIGNS))
+    ]
     dead = read_topic(servers, installation.topic(DEAD_LETTERS))
     with installation.connect() as connection:
         dispatches = [
@@ -100,7 +109,7 @@ def judge(installation: Installation, workload: Workload) -> Verdict:
         complaints = [
             *_of_books(connection),
             *_of_chunks(connection),
-            *_of_campaigns(connection, workload),
+            *_of_campaigns(connection, told, workload),
             *_of_outbox(connection, dispatches),
         ]
     due = workload.due
@@ -225,15 +234,20 @@ def _of_chunk(chunk: Chunk, place: int, content: Content) -> Iterator[str]:
         yield f"counted {chunk.counts}, there are {dict(content.states)}"
 
 
-def _of_campaigns(connection: psycopg.Connection[Any], workload: Workload) -> Iterator[str]:
-    """Which campaigns are not what their events make of them."""
+def _of_campaigns(
+    connection: psycopg.Connection[Any], events: Sequence[CampaignEvent], workload: Workload
+) -> Iterator[str]:
+    """Which campaigns are not what the events on the topic make of them, each applied once."""
     found = {
-        campaign_id: (CampaignState(state), name)
-        for campaign_id, state, name in connection.execute(_CAMPAIGNS).fetchall()
+        campaign_id: Campaign(CampaignState(state), name, revision)
+        for campaign_id, state, name, revision in connection.execute(_CAMPAIGNS).fetchall()
     }
-    for campaign_id, expected in workload.campaigns.items():
+    for campaign_id, expected in campaigns_of(events).items():
         if found.get(campaign_id) != expected:
             yield f"campaign {campaign_id}: is {found.get(campaign_id)}, should be {expected}"
+    for event in workload.openings + workload.changes:
+        if event not in events:
+            yield f"{event}: was not published"
 
 
 def _of_outbox(

@@ -14,6 +14,7 @@ import psycopg
 from confluent_kafka import KafkaException
 
 from contract.events import CAMPAIGNS, DUE_EMAILS, SEND_EMAILS
+from processor.fail_points import FailPoint
 from processor.stall import Lag
 from testbed.chaos.crew import Crew
 from testbed.chaos.judgement import Verdict, judge
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from processor.fail_points import FailPoint
     from testbed.chaos.crew import Crash, Death
     from testbed.kafka import Kafka
     from testbed.postgres import Postgres
@@ -51,7 +51,9 @@ CHUNK_SIZES = {"gmail": 97, "outlook": 350, "other": 1000}
 """By operator: small, so that chunks fill up and follow one another all the time."""
 
 FALL_SECONDS = 20.0
-"""An armed worker that did not come to its fail point by then is killed."""
+"""An armed worker that did not come to its fail point by then is killed; it joins its group within ten."""
+APPLIED_FALL_SECONDS = 8.0
+"""The same for the fail point that only one of the workers, all armed, can come to."""
 TRICKLE_SECONDS = 0.5
 SETTLE_SECONDS = 180.0
 SETTLE_POLL = 0.25
@@ -253,9 +255,11 @@ class Play:
     def _await_fall(self, worker: int, life: int, end: int) -> None:
         """Gives an armed worker time to come to its fail point, and mail to come there with."""
         place = self.crew.places[worker]
-        if place.armed(life) is None:
+        armed = place.armed(life)
+        if armed is None:
             return
-        pieces = round(FALL_SECONDS / TRICKLE_SECONDS)
+        applied = armed.point is FailPoint.CAMPAIGN_APPLIED
+        pieces = round((APPLIED_FALL_SECONDS if applied else FALL_SECONDS) / TRICKLE_SECONDS)
         for left in range(pieces, 0, -1):
             self._publish(self._records + (end - self._records) // left)
             if _wait(lambda: place.life > life, TRICKLE_SECONDS):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from contract.events import (
 from contract.states import CampaignState, next_campaign_state
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from random import Random
 
 Key = tuple[str, str, str]
@@ -63,18 +64,28 @@ class Workload:
         """Each due e-mail, once."""
         return {record.email.key: record.email for record in self.records}
 
-    @property
-    def campaigns(self) -> dict[str, tuple[CampaignState, str | None]]:
-        """What the events make of each campaign in the end: its state and its name."""
-        found: dict[str, tuple[CampaignState, str | None]] = {}
-        for event in self.openings + self.changes:
-            state, name = found.get(event.campaign_id, (CampaignState.WAITING, None))
-            scheduled = name is not None
-            state = next_campaign_state(state, campaign_event_type(event), scheduled=scheduled)
-            if isinstance(event, CampaignScheduled):
-                name = event.name
-            found[event.campaign_id] = state, name
-        return found
+
+@dataclass(frozen=True)
+class Campaign:
+    """What events made of a campaign; `revision` counts its contents."""
+
+    state: CampaignState = CampaignState.WAITING
+    name: str | None = None
+    revision: int = 0
+
+
+def campaigns_of(events: Iterable[CampaignEvent]) -> dict[str, Campaign]:
+    """What events make of each campaign, one applied after the other and each once."""
+    found: dict[str, Campaign] = {}
+    for event in events:
+        campaign = found.get(event.campaign_id, Campaign())
+        state = next_campaign_state(
+            campaign.state, campaign_event_type(event), scheduled=campaign.revision > 0
+        )
+        if isinstance(event, CampaignScheduled):
+            campaign = Campaign(state, event.name, campaign.revision + 1)
+        found[event.campaign_id] = replace(campaign, state=state)
+    return found
 
 
 def draw_workload(random: Random, *, due: int, changes: int) -> Workload:

@@ -22,7 +22,7 @@ from testbed.chaos.schedule import (
     Up,
     draw_schedule,
 )
-from testbed.chaos.workload import Workload, draw_workload
+from testbed.chaos.workload import Workload, campaigns_of, draw_workload
 
 SEEDS = st.integers(0, 2**32)
 SCALES = st.sampled_from([(8, 1), (20, 1), (30, 2), (60, 4)])
@@ -176,14 +176,15 @@ def test_the_mail_is_good(seed: int) -> None:
 def test_what_becomes_of_campaigns(seed: int) -> None:
     """All are scheduled in the end, whatever came first; one of them is cancelled, by the last event."""
     mail = workload(seed)
-    assert {record.email.campaign_id for record in mail.records} == set(mail.campaigns)
-    assert all(name is not None for _, name in mail.campaigns.values())
-    assert CampaignState.WAITING not in {state for state, _ in mail.campaigns.values()}
+    campaigns = campaigns_of(mail.openings + mail.changes)
+    assert {record.email.campaign_id for record in mail.records} == set(campaigns)
+    assert all(campaign.name is not None for campaign in campaigns.values())
+    assert CampaignState.WAITING not in {campaign.state for campaign in campaigns.values()}
     last = mail.changes[-1]
     assert isinstance(last, CampaignCancelled)
-    cancelled = [c for c, (state, _) in mail.campaigns.items() if state is CampaignState.CANCELLED]
+    cancelled = [i for i, c in campaigns.items() if c.state is CampaignState.CANCELLED]
     assert cancelled == [last.campaign_id]
-    late = set(mail.campaigns) - {event.campaign_id for event in mail.openings}
+    late = set(campaigns) - {event.campaign_id for event in mail.openings}
     first = next(event for event in mail.changes if event.campaign_id in late)
     assert late == {first.campaign_id}
     assert len(mail.changes) == 10

@@ -223,3 +223,16 @@ def test_logs_are_lines_with_times_in_utc(
 def test_the_line_of_completion(program: str, shell: str, line: str) -> None:
     """Each shell is told in its own words, under the variable that click reads."""
     assert console.completion(program, shell) == line
+
+
+@pytest.mark.usefixtures("root_logger")
+def test_a_library_says_the_same_once_a_while(capsys: pytest.CaptureFixture[str]) -> None:
+    """What a library repeats during an outage is one line; what we say is never held back."""
+    console.log_to_stderr("INFO")
+    for number in range(5):
+        logging.getLogger("aiokafka.conn").error("no connection to %s\n(try %d)", "kafka", number)
+        logging.getLogger("contract.outage").warning("try %d", number)
+    lines = capsys.readouterr().err.splitlines()
+    assert sum("no connection to kafka (try 0)" in line for line in lines) == 1
+    assert sum("aiokafka.conn" in line for line in lines) == 1
+    assert sum("contract.outage" in line for line in lines) == 5

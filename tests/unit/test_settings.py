@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from contract import settings as settings_module
 from contract.settings import Settings, SettingsError, load_settings
+from processor.fail_points import FailPoint
 from processor.settings import ProcessorSettings
 from smtp_agent.settings import AgentSettings
 
@@ -133,6 +134,30 @@ def test_operators_are_one_variable_with_commas(
     assert agent(tmp_path, 'operators = ["a", "b"]\n').operators == ("a", "b")
     monkeypatch.setenv("FAIRPOST_OPERATORS", text)
     assert agent(tmp_path, 'operators = ["a", "b"]\n').operators == names
+
+
+def test_fail_points_are_one_variable_of_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table in the file, a JSON object in the environment; without either there is none."""
+    assert processor(tmp_path).fail_points == {}
+    line = "fail_points = { block_reserved = 0.5 }\n"
+    assert processor(tmp_path, line).fail_points == {FailPoint.BLOCK_RESERVED: 0.5}
+    monkeypatch.setenv("FAIRPOST_FAIL_POINTS", '{"batch_emitted": 1}')
+    assert processor(tmp_path, line).fail_points == {FailPoint.BATCH_EMITTED: 1}
+
+
+@pytest.mark.parametrize(
+    "text", ["block_reserved", "{", '{"nowhere": 1}', '{"block_reserved": 2}', '["block_reserved"]']
+)
+def test_fail_points_that_are_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    """What is no JSON, no fail point or no probability is refused in one line that names the variable."""
+    monkeypatch.setenv("FAIRPOST_FAIL_POINTS", text)
+    refused = refusal(tmp_path, ProcessorSettings, PROCESSOR)
+    assert refused.startswith("fail_points: ")
+    assert refused.endswith("([processor] or FAIRPOST_FAIL_POINTS)")
 
 
 def test_settings_do_not_change(tmp_path: Path) -> None:
