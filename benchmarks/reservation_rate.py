@@ -28,7 +28,7 @@ from testbed import Testbed
 from testbed.installation import Installation, OperatorRule
 
 NAME: Final = "reservation_rate"
-_DUE_EMAILS: Final = 24_000
+_DUE_EMAILS: Final = 40_000
 _BLOCK_SIZE: Final = 200
 _CONNECTIONS: Final = (1, 2, 4)
 _REPEATS: Final = 9

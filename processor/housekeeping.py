@@ -11,7 +11,7 @@ from processor.fleet import show_sending
 
 logger = logging.getLogger(__name__)
 
-CHUNKS_A_SWEEP: Final = 4
+CHUNKS_A_SWEEP: Final = 1
 
 _SWEEP: Final = "SELECT sweep(%s)"
 
@@ -45,7 +45,7 @@ _STATES: Final = (
 
 
 async def sweep(connection: AsyncConnection[Any]) -> int:
-    """Cancels planned messages of cancelled campaigns, a few chunks a call; 0: none is left."""
+    """Cancels planned messages of cancelled campaigns, a chunk a call, so that planning waits little; 0: none is left."""
     row = await (await connection.execute(_SWEEP, (CHUNKS_A_SWEEP,))).fetchone()
     swept = int(row[0]) if row else 0
     metrics.SWEPT.inc(swept)

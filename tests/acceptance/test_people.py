@@ -92,3 +92,28 @@ def test_a_changed_template_is_used_for_what_is_not_yet_handed_over(build: Build
 
 def _time(attempt: Attempt) -> float:
     return attempt.time
+
+
+def test_a_postponed_campaign_stops(build: Build) -> None:
+    """A campaign published again with a later date stops within a second, and goes on when it is due again."""
+    house = build({"gmail": SLOW})
+    start_campaign(house, "postponed")
+    house.publish_campaign("postponed", scheduled_for="2036-01-01T00:00:00Z")
+    house.wait_for(
+        lambda: (
+            house.query(
+                "SELECT revision, (SELECT count(*) FROM chunks WHERE instance IS NOT NULL) FROM campaigns"
+            )
+            == [(2, 0)]
+        ),
+        "the chunk given back",
+    )
+    handed = house.handed("postponed")
+    assert handed < CONTACTS
+    house.publish_campaign("other")
+    house.publish_due("other", ["a@gmail.test"])
+    house.wait_for_states("other", {"sent": 1})
+    assert house.handed("postponed") == handed
+    house.publish_campaign("postponed")
+    house.wait_for_states("postponed", {"sent": CONTACTS})
+    assert house.reckon().complaints == ()

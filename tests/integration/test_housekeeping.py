@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 import pytest
 from prometheus_client import REGISTRY
@@ -9,6 +10,8 @@ from prometheus_client import REGISTRY
 from contract.database import Pool
 from processor.housekeeping import check_balance, observe, sweep
 from tests.integration.conftest import Post, cancelled, due, fetch, fetch_one, scheduled
+
+Refusals = Callable[[], list[str]]
 
 
 async def sweep_all(worker: Pool) -> list[int]:
@@ -20,14 +23,14 @@ async def sweep_all(worker: Pool) -> list[int]:
     return swept
 
 
-async def test_sweeps_a_few_chunks_at_a_time(post: Post) -> None:
-    """What is planned of cancelled campaigns becomes `cancelled` and is told, four chunks a call; other mail stays."""
+async def test_sweeps_a_chunk_at_a_time(post: Post) -> None:
+    """What is planned of cancelled campaigns becomes `cancelled` and is told, a chunk a call; other mail stays."""
     await post.owner.execute("UPDATE operators SET chunk_size = 10")
     await post.apply(scheduled(), scheduled("d"))
     dispatch_ids = await post.plan([due(n) for n in range(95)])
     others = await post.plan([due(n, "d") for n in range(5)])
     await post.apply(cancelled())
-    assert await sweep_all(post.worker) == [40, 40, 15]
+    assert await sweep_all(post.worker) == [*[10] * 9, 5]
     assert await post.states() == dict.fromkeys(dispatch_ids, "cancelled") | dict.fromkeys(
         others, "planned"
     )
@@ -155,3 +158,33 @@ async def test_a_transition_that_is_not_allowed_is_noticed(post: Post) -> None:
     )
     await post.owner.execute("UPDATE messages SET state = 'cancelled'")
     await post.owner.execute("DELETE FROM transitions")
+
+
+async def test_planning_and_claims_go_on_beside_a_sweep(post: Post, refusals: Refusals) -> None:
+    """While a large cancelled campaign is swept, blocks that hold its mail too are planned, and others are claimed."""
+    await post.owner.execute("UPDATE operators SET chunk_size = 500")
+    await post.apply(scheduled(), scheduled("d"))
+    for first in range(0, 10_000, 1_000):
+        await post.plan([due(n) for n in range(first, first + 1_000)])
+    await post.apply(cancelled())
+    swept: list[int] = []
+    planned: list[int] = []
+
+    async def sweep_slowly() -> None:
+        async with post.worker.connection() as connection:
+            while number := await sweep(connection):
+                swept.append(number)
+
+    async def plan_and_claim() -> None:
+        for first in range(20_000, 20_010):
+            await post.plan([due(first), due(first, "d")])
+            planned.append(len(swept))
+        await post.ripen()
+        claim = await post.claim()
+        assert claim.campaign_id == "d"
+
+    await asyncio.gather(sweep_slowly(), plan_and_claim())
+    assert sum(swept) == 10_000
+    assert planned[0] < len(swept) == 20
+    assert [line for line in refusals() if "deadlock" in line] == []
+    assert sorted(set((await post.states()).values())) == ["cancelled", "planned"]

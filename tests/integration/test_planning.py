@@ -340,3 +340,37 @@ async def test_a_new_due_email_reopens_an_ended_campaign(post: Post) -> None:
     await post.plan([due(1)])
     await post.ripen()
     assert (await post.claim()).planned == 1
+
+
+async def test_a_limit_changed_while_a_chunk_is_open(post: Post) -> None:
+    """The open chunk keeps its size and is filled; the next one has the size of the new limit."""
+    await post.owner.execute("UPDATE operators SET chunk_size = 10")
+    await post.apply(scheduled())
+    await post.plan([due(n) for n in range(6)])
+    await post.owner.execute("UPDATE operators SET chunk_size = 3")
+    await post.plan([due(n) for n in range(6, 20)])
+    assert await fetch(post.owner, "SELECT number, capacity, size FROM chunks ORDER BY number") == [
+        (1, 10, 10),
+        (2, 3, 3),
+        (3, 3, 3),
+        (4, 3, 3),
+        (5, 3, 1),
+    ]
+
+
+async def test_the_recipient_is_kept_as_given(post: Post) -> None:
+    """Domains are compared in one form; the address stays as the producer wrote it."""
+    async with post.worker.connection() as connection:
+        await apply_operators(
+            connection,
+            [Operator("a", ("xn--bcher-kva.test",)), Operator("other")],
+            "ann",
+            "a file",
+        )
+    await post.apply(scheduled())
+    given = ["Ann@BÜCHER.test", "bob@xn--bcher-kva.TEST", "cyd@bücher.test."]
+    await post.plan([due(n, email=email) for n, email in enumerate(given)])
+    assert await fetch(
+        post.owner,
+        "SELECT operator, email FROM messages JOIN chunks USING (chunk_id) ORDER BY position",
+    ) == [("a", email) for email in given]

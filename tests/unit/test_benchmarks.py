@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from benchmarks.__main__ import BENCHMARKS
 from benchmarks.measurement import (
     Measurement,
     Pair,
@@ -20,7 +21,7 @@ from benchmarks.measurement import (
     summarize,
     to_json,
 )
-from benchmarks.workload import due_emails
+from benchmarks.workload import CAMPAIGNS, due_emails
 from contract.events import decode_due_email, encode
 
 ROOT = Path(__file__).parents[2]
@@ -49,16 +50,31 @@ def test_a_slow_repeat_does_not_change_the_ratio() -> None:
 
 
 def test_progress_is_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
-    """Every repeat runs once, in order, and is told of as one line on standard error."""
-    m = compare("claim", "claims/s", lambda number: Pair(2000 * number, 1000), repeats=3)
-    assert m == Measurement("claim", 4000, "claims/s", 1000, 4, (2, 6))
+    """Every repeat runs once, in order, and each of its pairs is told of as one line on standard error."""
+    claims, leases = compare(
+        ["claim", "lease"],
+        "rows/s",
+        lambda number: [Pair(2000 * number, 1000), Pair(10, 10 * number)],
+        repeats=3,
+    )
+    assert claims == Measurement("claim", 4000, "rows/s", 1000, 4, (2, 6))
+    assert leases == Measurement("lease", 10, "rows/s", 20, 0.5, (1 / 3, 1))
     out, err = capsys.readouterr()
     assert not out
     assert err.splitlines() == [
-        "claim: 1 of 3: 2,000 against 1,000 claims/s, ratio 2.00",
-        "claim: 2 of 3: 4,000 against 1,000 claims/s, ratio 4.00",
-        "claim: 3 of 3: 6,000 against 1,000 claims/s, ratio 6.00",
+        "claim: 1 of 3: 2,000 against 1,000 rows/s, ratio 2.00",
+        "lease: 1 of 3: 10 against 10 rows/s, ratio 1.00",
+        "claim: 2 of 3: 4,000 against 1,000 rows/s, ratio 4.00",
+        "lease: 2 of 3: 10 against 20 rows/s, ratio 0.50",
+        "claim: 3 of 3: 6,000 against 1,000 rows/s, ratio 6.00",
+        "lease: 3 of 3: 10 against 30 rows/s, ratio 0.33",
     ]
+
+
+def test_every_repeat_measures_all() -> None:
+    """A repeat that leaves a measurement out is a fault, not a shorter list."""
+    with pytest.raises(ValueError, match="zip"):
+        compare(["claim", "lease"], "rows/s", lambda _: [Pair(1, 1)], repeats=1)
 
 
 @given(
@@ -115,6 +131,13 @@ def test_workload() -> None:
         assert 250 <= len(encode(email)) <= 290
 
 
+def test_every_campaign_writes_to_every_domain() -> None:
+    """Eighty e-mails in a row are those of twenty campaigns to four domains, each pair once."""
+    pairs = {(email.campaign_id, email.email.partition("@")[2]) for email in due_emails(80)}
+    assert len(pairs) == 80
+    assert len({campaign for campaign, _ in pairs}) == CAMPAIGNS == 20
+
+
 def test_an_unknown_name() -> None:
     """A name that is no benchmark's is one line that names those that exist, and exit code 2."""
     done = subprocess.run(
@@ -128,4 +151,5 @@ def test_an_unknown_name() -> None:
     assert not done.stdout
     (line,) = done.stderr.splitlines()
     assert "'speed'" in line
-    assert "reservation, due_to_send" in line
+    for name in BENCHMARKS:
+        assert name in line
