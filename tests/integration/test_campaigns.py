@@ -270,6 +270,20 @@ async def test_a_bad_event_is_a_dead_letter(
     assert letter.reason.startswith("campaigns: ")
 
 
+async def test_a_template_that_does_not_compile_is_told_with_its_line(
+    settings: ProcessorSettings, post: Post, emitter: Emitter, topics: TestTopics
+) -> None:
+    """A campaign with a syntax error in a template is a dead letter with the position, and the former content stays."""
+    campaigns = Campaigns(settings, post.worker, emitter)
+    broken = scheduled(templates={"hello": Template(subject="s", text="one\ntwo {% if %}")})
+    done = await campaigns(records([scheduled(), broken, paused()], CAMPAIGNS))
+    assert done == Done(Status.SENT, 0, 2)
+    (letter,) = [decode_dead_letter(value) for value in topics.values(DEAD_LETTERS)]
+    assert letter.reason.startswith("campaigns: templates: hello: text: line 2: ")
+    assert await fetch_one(post.owner, "SELECT revision FROM campaigns") == 1
+    assert await state(post) == ("paused", False)
+
+
 async def test_what_postgres_refuses_is_a_dead_letter(
     settings: ProcessorSettings, post: Post, emitter: Emitter, topics: TestTopics
 ) -> None:

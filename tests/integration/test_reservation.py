@@ -1,6 +1,7 @@
 """Reservation: each due e-mail becomes one dispatch, and none is lost between Postgres and Kafka."""
 
 import asyncio
+from base64 import b64decode
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -273,6 +274,15 @@ async def test_a_refused_row_costs_only_itself(
         (encode(due(1)).replace(b'"c"', b'"\\u0000"'), "NUL"),
         (encode(due(1)).replace(b'"c"', b'"' + b"c" * 201 + b'"'), "201 bytes"),
         (encode(due(1))[:-1] + b', "variables": ' + b"[" * 5000 + b"]" * 5000 + b"}", "variables"),
+        (encode(due(1)).replace(b"user1@", b"a\\r\\nBcc: b@"), "control character"),
+        (encode(due(1)).replace(b"user1@", b"u" * 310 + b"@"), "at most 320"),
+        (encode(due(1)).replace(b'"c"', b"4711"), "Expected `str`, got `int`"),
+        (
+            encode(due(1))[:-1] + b', "variables": {"x": "' + b"x" * 65_536 + b'"}}',
+            "at most 65536",
+        ),
+        (encode(due(1))[:-1] + b', "variables": {"x": 1e200000}}', "out of range"),
+        (encode(due(1))[:-1] + b', "not_after": "2026-01-01T00:00:00"}', "timezone"),
     ],
 )
 async def test_a_bad_event_is_a_dead_letter(
@@ -287,6 +297,18 @@ async def test_a_bad_event_is_a_dead_letter(
     assert reason in letter.reason
     assert letter.value.encode() == value[: 64 * 1024]
     assert message.key() == DUE_EMAILS.encode()
+
+
+async def test_what_is_not_utf8_is_kept_as_it_is(
+    reservation: Reservation, topics: TestTopics
+) -> None:
+    """A record that is not UTF-8 becomes a dead letter in base64, and the others are emitted."""
+    value = encode(due(1)).replace(b"user1@", b"us\xff\xfer@")
+    done = await reservation(records([due(1), value, due(2)]))
+    assert done == Done(Status.SENT, users=2, sent=2)
+    (letter,) = [decode_dead_letter(v) for v in topics.values(DEAD_LETTERS)]
+    assert letter.encoding == "base64"
+    assert b64decode(letter.value) == value
 
 
 async def test_an_outage_of_postgres_is_raised_and_the_batch_given_again(
