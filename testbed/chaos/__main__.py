@@ -81,7 +81,7 @@ def run(seed: int, scale: workers.Scale, console: Console) -> bool:
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """Runs all seeds; answers the exit code: 1 where a promise was broken."""
+    """Runs all seeds; answers the exit code: 1 where a promise was broken, 2 where it could not be tried."""
     options = arguments(given)
     console = Console(
         width=None if sys.stdout.isatty() else 120, highlight=False, markup=False, emoji=False
@@ -92,7 +92,7 @@ def main(given: Sequence[str] | None = None) -> int:
         held = [run(seed, scale, console) for seed in range(first, first + options.seeds)]
     except (ServiceError, ValueError) as error:
         console.print(f"chaos: {error}", style="red", soft_wrap=True)
-        return 1
+        return 2
     return 0 if all(held) else 1
 
 

@@ -141,7 +141,7 @@ def draw_schedule(
     told = [n for n, round_ in enumerate(rounds) if Armed(FailPoint.CAMPAIGN_APPLIED, 1) in round_]
     if len(plain) < 2 * outages or events <= len(told):
         raise ValueError(
-            f"chaos: {kills} kills and {events} events are too few for {outages} outages of each"
+            f"{kills} kills and {events} events are too few for {outages} outages of each"
         )
     told += random.choices(range(len(rounds)), k=events - 1 - len(told))
     services = [Down(service, hard=n % 2 == 1) for service in Service for n in range(outages)]
