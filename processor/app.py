@@ -19,12 +19,16 @@ from processor.planning import Planning
 from processor.reservation import Reservation
 from processor.settings import ProcessorSettings
 from processor.stall import Lag, Progress, StallWatch
+from processor.topics import Topics, TopicsError
 
 logger = logging.getLogger(__name__)
 
-_POLL_RECORDS: Final = 500
+_POLL_RECORDS: Final = 200
 # At 2,000 a backlog stops the worker for up to a second each time that Faust pauses the partitions.
-_BUFFERED_EVENTS: Final = 8_000
+_LEAST_BUFFER: Final = 16_000
+# Faust pauses a partition when four fifths of its topic's buffer are full, and then still puts there what it has polled,
+# of every partition. What does not fit holds up all other topics, for as long as the step holds its batch.
+_BUFFERS_A_POLL: Final = 5
 
 
 class WorkerApp(faust.App):
@@ -68,12 +72,13 @@ class WorkerApp(faust.App):
         await self.pool.close()
 
 
-def create_app(settings: ProcessorSettings, directory: str) -> WorkerApp:
+def create_app(settings: ProcessorSettings, directory: str, partitions: int) -> WorkerApp:
     """The worker of an installation; nothing is connected yet.
 
     Args:
         settings: of the installation.
         directory: a folder for Faust, which wants one though it keeps no table.
+        partitions: of the topic that has the most.
     """
     app = WorkerApp(
         settings.group("worker"),
@@ -83,7 +88,7 @@ def create_app(settings: ProcessorSettings, directory: str) -> WorkerApp:
         broker_heartbeat_interval=1,
         broker_commit_interval=0.5,
         consumer_auto_offset_reset="earliest",
-        stream_buffer_maxsize=_BUFFERED_EVENTS,
+        stream_buffer_maxsize=max(_LEAST_BUFFER, 2 * _BUFFERS_A_POLL * _POLL_RECORDS * partitions),
         stream_wait_empty=False,
         producer_acks=-1,
         producer_request_timeout=30,
@@ -123,11 +128,22 @@ def _connect(
     app.agent(raw, name=name, concurrency=1)(agent)
 
 
+async def _count_partitions(settings: ProcessorSettings) -> int:
+    """Partitions of the topic that has the most; waits until Kafka is there."""
+    topics = Topics(settings.kafka_bootstrap_servers)
+    counts = await outlast(
+        "kafka",
+        lambda: asyncio.to_thread(topics.count_partitions, settings.topics),
+        lambda error: isinstance(error, TopicsError),
+    )
+    return max(counts.values(), default=1)
+
+
 def run_worker(settings: ProcessorSettings) -> None:
     """Runs until SIGTERM or SIGINT; ends the process, with code 1 after a fault."""
     with tempfile.TemporaryDirectory(prefix="fairpost-") as directory:
         worker = faust.Worker(
-            create_app(settings, directory),
+            create_app(settings, directory, asyncio.run(_count_partitions(settings))),
             override_logging=False,
             redirect_stdouts=False,
             quiet=True,

@@ -44,7 +44,8 @@ SELECT state, scheduled_for IS NOT NULL, applied_at, applied_offset
   FROM campaigns WHERE campaign_id = %s FOR NO KEY UPDATE"""
 
 _SET_STATE: Final = """
-UPDATE campaigns SET state = %(state)s, applied_at = %(at)s, applied_offset = %(offset)s
+UPDATE campaigns
+   SET state = %(state)s, applied_at = greatest(applied_at, %(at)s), applied_offset = %(offset)s
  WHERE campaign_id = %(campaign_id)s"""
 
 # A content replaces the former as a whole; its revision tells agents to fetch it anew.
@@ -124,7 +125,8 @@ async def apply_event(
     row = await (await connection.execute(_LOCK, (event.campaign_id,))).fetchone()
     assert row is not None  # noqa: S101  the statement before made it
     state, scheduled, applied_at, applied_offset = row
-    if applied_at is not None and (at, offset) <= (applied_at, applied_offset):
+    # Brokers' clocks step back: a later record may be stamped earlier. A record of before is neither later nor further on.
+    if applied_at is not None and at <= applied_at and offset <= applied_offset:
         return False
     if isinstance(event, CampaignScheduled):
         await connection.execute(_SET_CONTENT, _content(event))

@@ -15,6 +15,10 @@ CHUNKS_A_SWEEP: Final = 1
 
 _SWEEP: Final = "SELECT sweep(%s)"
 
+_DROP_EARLY_LINES: Final = (
+    "DELETE FROM early_statuses WHERE received_at < clock_timestamp() - interval '1 day'"
+)
+
 _PENDING: Final = """
 SELECT count(*), coalesce(extract(epoch FROM clock_timestamp() - min(reserved_at)), 0)::float8 FROM pending"""
 
@@ -50,6 +54,17 @@ async def sweep(connection: AsyncConnection[Any]) -> int:
     swept = int(row[0]) if row else 0
     metrics.SWEPT.inc(swept)
     return swept
+
+
+async def sweep_all(connection: AsyncConnection[Any]) -> None:
+    """Sweeps until nothing is left."""
+    while await sweep(connection):
+        pass
+
+
+async def drop_early_lines(connection: AsyncConnection[Any]) -> int:
+    """Forgets lines whose queue id did not come within a day: their mail is none of ours; answers how many."""
+    return (await connection.execute(_DROP_EARLY_LINES)).rowcount
 
 
 async def observe(connection: AsyncConnection[Any]) -> None:

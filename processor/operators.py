@@ -6,10 +6,15 @@ from typing import Any, Final
 
 from msgspec import Struct
 from psycopg import AsyncConnection
+from psycopg.errors import LockNotAvailable
 from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
 from contract.operators import OTHER, Operator, domain_of
+from contract.outage import outlast
+
+# A reader of hours (a dump) must not make planning and claims queue behind this: it gives up soon, and is tried again.
+_IMPATIENTLY: Final = "SET LOCAL lock_timeout = '200ms'"
 
 # Waits for the planners that have read the former operators, so that none plans for one that is removed here.
 _LOCK: Final = "LOCK TABLE operators IN ACCESS EXCLUSIVE MODE"
@@ -36,28 +41,40 @@ async def apply_operators(
 
     What was planned before stays with the operator that its domain had: see `replan_moved`.
     """
+
+    async def apply() -> None:
+        async with connection.transaction():
+            await connection.execute(_IMPATIENTLY)
+            await connection.execute(_LOCK)
+            await _replace(connection, operators)
+            await connection.execute(_AUDIT, (actor, source))
+
+    await outlast("operators", apply, lambda error: isinstance(error, LockNotAvailable))
+
+
+async def _replace(connection: AsyncConnection[Any], operators: Sequence[Operator]) -> None:
     names = [operator.name for operator in operators]
-    async with connection.transaction():
-        await connection.execute(_LOCK)
-        await connection.execute(_CLEAR_DOMAINS)
-        await connection.execute(_REMOVE, (names,))
-        for operator in operators:
-            await connection.execute(
-                _UPSERT,
-                {
-                    "name": operator.name,
-                    "per_minute": operator.per_minute,
-                    "chunk_size": operator.chunk_size,
-                    "tie_break": operator.tie_break,
-                    "transport": Jsonb(operator.transport),
-                },
-            )
-            await connection.execute(_ADD_DOMAINS, (list(operator.domains), operator.name))
-        await connection.execute(_AUDIT, (actor, source))
+    await connection.execute(_CLEAR_DOMAINS)
+    await connection.execute(_REMOVE, (names,))
+    for operator in operators:
+        await connection.execute(
+            _UPSERT,
+            {
+                "name": operator.name,
+                "per_minute": operator.per_minute,
+                "chunk_size": operator.chunk_size,
+                "tie_break": operator.tie_break,
+                "transport": Jsonb(operator.transport),
+            },
+        )
+        await connection.execute(_ADD_DOMAINS, (list(operator.domains), operator.name))
 
 
-# Chunks that still have something planned, with the operator they were planned for.
-_TO_DO: Final = "SELECT chunk_id, operator, planned FROM chunks WHERE has_planned ORDER BY chunk_id"
+# Chunks that still have something planned, with the operator they were planned for; only those of operators that are
+# no longer there, if so asked: mail that came back from a lane after its operator was removed.
+_TO_DO: Final = """
+SELECT chunk_id, operator, planned FROM chunks
+ WHERE has_planned AND (NOT %s OR operator NOT IN (SELECT operator FROM operators)) ORDER BY chunk_id"""
 _DOMAINS: Final = "SELECT domain, operator FROM operator_domains"
 _PLANNED: Final = (
     "SELECT dispatch_id, email FROM messages WHERE chunk_id = %s AND state = 'planned'"
@@ -67,7 +84,10 @@ _REPLAN_BLOCK: Final = 1_000
 
 
 async def replan_moved(
-    connection: AsyncConnection[Any], seen: Callable[[int, int], None] = lambda _seen, _all: None
+    connection: AsyncConnection[Any],
+    seen: Callable[[int, int], None] = lambda _seen, _all: None,
+    *,
+    only_removed: bool = False,
 ) -> int:
     """Moves what is still planned to the operator that its domain belongs to now; answers how many messages.
 
@@ -76,9 +96,10 @@ async def replan_moved(
     Args:
         connection: in autocommit.
         seen: told how many planned messages were looked at, of how many.
+        only_removed: look only at what stands with operators that are no longer there.
     """
+    chunks = await (await connection.execute(_TO_DO, (only_removed,))).fetchall()
     domains = dict(await (await connection.execute(_DOMAINS)).fetchall())
-    chunks = await (await connection.execute(_TO_DO)).fetchall()
     total = sum(planned for _, _, planned in chunks)
     moved = looked_at = 0
     for chunk_id, operator, planned in chunks:

@@ -18,7 +18,8 @@ DECLARE
   v_now timestamptz;
 BEGIN
   INSERT INTO campaigns (campaign_id)
-  SELECT DISTINCT c FROM unnest(p_campaign_ids) c ORDER BY c ON CONFLICT (campaign_id) DO NOTHING;
+  SELECT DISTINCT campaign_id FROM pending WHERE dispatch_id = ANY (p_dispatch_ids) ORDER BY campaign_id
+      ON CONFLICT (campaign_id) DO NOTHING;
 
   -- Serialises the planners of a campaign. What follows sees what they committed while this waited.
   PERFORM 1 FROM campaigns WHERE campaign_id = ANY (p_campaign_ids) ORDER BY campaign_id FOR NO KEY UPDATE;

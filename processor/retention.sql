@@ -45,18 +45,19 @@ DECLARE
   v_forgotten bigint;
 BEGIN
   PERFORM 1 FROM campaigns WHERE campaign_id = ANY (v_campaign_ids) ORDER BY campaign_id FOR NO KEY UPDATE;
+  PERFORM 1 FROM chunks WHERE chunk_id IN (SELECT chunk_id FROM messages WHERE dispatch_id = ANY (v_dispatch_ids))
+    ORDER BY chunk_id FOR NO KEY UPDATE;
+  PERFORM 1 FROM messages WHERE dispatch_id = ANY (v_dispatch_ids) ORDER BY dispatch_id FOR NO KEY UPDATE;
   -- What is reserved only is planned here, without its address: the send event then finds nothing pending.
   PERFORM plan(v_dispatch_ids, v_campaign_ids, array_fill(''::text, ARRAY[cardinality(v_dispatch_ids)]),
                array_fill(''::text, ARRAY[cardinality(v_dispatch_ids)]),
                array_fill('{}'::text, ARRAY[cardinality(v_dispatch_ids)]),
                array_fill(NULL::timestamptz, ARRAY[cardinality(v_dispatch_ids)]),
                array_fill(NULL::text, ARRAY[cardinality(v_dispatch_ids)]));
-  PERFORM 1 FROM chunks WHERE chunk_id IN (SELECT chunk_id FROM messages WHERE dispatch_id = ANY (v_dispatch_ids))
-    ORDER BY chunk_id FOR NO KEY UPDATE;
-  PERFORM 1 FROM messages WHERE dispatch_id = ANY (v_dispatch_ids) ORDER BY dispatch_id FOR NO KEY UPDATE;
 
   DELETE FROM suppressions
-   WHERE email IN (SELECT lower(email) FROM messages WHERE dispatch_id = ANY (v_dispatch_ids) AND email <> '');
+   WHERE dispatch_id = ANY (v_dispatch_ids)
+      OR email IN (SELECT lower(email) FROM messages WHERE dispatch_id = ANY (v_dispatch_ids) AND email <> '');
   WITH cancelled AS (
     UPDATE messages SET state = 'cancelled', status_at = clock_timestamp()
      WHERE dispatch_id = ANY (v_dispatch_ids) AND state = 'planned'

@@ -6,6 +6,7 @@ them and are created anew whenever their text changed.
 
 import hashlib
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
@@ -31,6 +32,12 @@ logger = logging.getLogger(__name__)
 # The digests of the functions as they were last created.
 _DIGESTS: Final = "SELECT file, digest FROM fairpost.function_files"
 
+_FORMER: Final = """
+SELECT oid::regprocedure::text FROM pg_proc
+ WHERE pronamespace = 'fairpost'::regnamespace AND proname = ANY (%s)"""
+
+_CREATES: Final = re.compile(r"^CREATE OR REPLACE FUNCTION (\w+)", re.MULTILINE)
+
 _REMEMBER: Final = """
 INSERT INTO fairpost.function_files (file, digest) VALUES (%s, %s)
 ON CONFLICT (file) DO UPDATE SET digest = excluded.digest, applied_at = now()"""
@@ -41,6 +48,11 @@ class FunctionFile(Struct, frozen=True):
 
     name: str
     text: str
+
+    @property
+    def functions(self) -> list[str]:
+        """The names of what it creates."""
+        return _CREATES.findall(self.text)
 
     @property
     def digest(self) -> str:
@@ -115,9 +127,16 @@ def _apply_functions(connection: psycopg.Connection[Any]) -> list[str]:
                 sql.SQL("SET LOCAL search_path TO {}").format(sql.Identifier(SCHEMA))
             )
             for file in stale:
+                _drop_functions(connection, file.functions)
                 connection.execute(file.text.encode())
                 connection.execute(_REMEMBER, (file.name, file.digest))
     return [file.name for file in stale]
+
+
+def _drop_functions(connection: psycopg.Connection[Any], names: list[str]) -> None:
+    """Drops the former functions of these names: another signature would stand beside the new one, not in its place."""
+    for (signature,) in connection.execute(_FORMER, (names,)).fetchall():
+        connection.execute(f"DROP FUNCTION {signature}".encode())  # as Postgres itself writes it
 
 
 def _migrations() -> Any:

@@ -4,10 +4,11 @@ from typing import Annotated, ClassVar, Literal
 from zoneinfo import ZoneInfo
 
 import msgspec
-from pydantic import AliasChoices, Field, SecretStr, field_validator
+from pydantic import AliasChoices, Field, field_validator
 from pydantic_settings import NoDecode
 
 from contract import events
+from contract.database import Dsn
 from contract.settings import Settings
 from processor.fail_points import FailPoint
 
@@ -20,7 +21,7 @@ class ProcessorSettings(Settings):
 
     table: ClassVar[str] = "processor"
 
-    database: SecretStr
+    database: Dsn
     kafka_bootstrap_servers: Annotated[str, Field(min_length=1)]
     topic_prefix: Annotated[str, Field(pattern=r"^[a-zA-Z0-9._-]{0,64}$")] = ""
     send_email: Annotated[

@@ -1,5 +1,6 @@
 """The topics of an installation: which there must be, and what of them a promise rests on."""
 
+from collections.abc import Iterable
 from typing import Final
 
 from confluent_kafka import KafkaException
@@ -115,6 +116,15 @@ class Topics:
             TopicState(spec.name, present.get(spec.name), self._complaint(spec, present))
             for spec in specs
         ]
+
+    def count_partitions(self, topics: Iterable[str]) -> dict[str, int]:
+        """How many partitions each of these topics has; those that are missing are left out.
+
+        Raises:
+            TopicsError: Kafka does not answer.
+        """
+        present = self._partitions()
+        return {topic: present[topic] for topic in topics if topic in present}
 
     def _partitions(self) -> dict[str, int]:
         try:

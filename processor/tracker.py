@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
@@ -18,6 +19,7 @@ from processor import housekeeping
 from processor.consuming import Record
 from processor.dead_letters import dead_letter
 from processor.emitting import Emission
+from processor.operators import replan_moved
 from processor.outbox import Outbox, OutboxError
 from processor.publishing import Publisher
 from processor.settings import ProcessorSettings
@@ -27,22 +29,29 @@ logger = logging.getLogger(__name__)
 
 BATCH: Final = 2_000
 WAIT: Final = 0.2
-_HOUSEKEEPING_SECONDS: Final = 1.0
-_OBSERVE_EVERY: Final = 10
-_BALANCE_EVERY: Final = 60
+
+HouseTask = Callable[[psycopg.AsyncConnection[Any]], Awaitable[object]]
+
+_HOUSE_TASKS: Final[tuple[tuple[str, float, HouseTask], ...]] = (
+    ("sweep", 1.0, housekeeping.sweep_all),
+    ("observe", 10.0, housekeeping.observe),
+    ("replan", 10.0, partial(replan_moved, only_removed=True)),
+    ("balance", 60.0, housekeeping.check_balance),
+    ("early lines", 600.0, housekeeping.drop_early_lines),
+)
 
 
 async def run_tracker(settings: ProcessorSettings) -> None:
     """Runs until SIGTERM or SIGINT: finishes the batch in hand, then returns."""
     stop = stop_on_signals()
-    pool = await open_pool(settings.database.get_secret_value(), "fairpost tracker", size=4)
+    pool = await open_pool(settings.database.get_secret_value(), "fairpost tracker", size=6)
     publisher = Publisher(settings.kafka_bootstrap_servers)
     try:
         await live(
             stop,
             _track(settings, pool, publisher, stop),
             _publish(settings, publisher, stop),
-            _keep_house(pool, stop),
+            *(_every(seconds, task, call, pool, stop) for task, seconds, call in _HOUSE_TASKS),
         )
     finally:
         await pool.close()
@@ -169,27 +178,15 @@ class _OutboxSession:
             await connection.close()
 
 
-async def _keep_house(pool: Pool, stop: asyncio.Event) -> None:
-    second = 0
-    while not await rest(stop, _HOUSEKEEPING_SECONDS):
-        second += 1
-        await _try("sweep", pool, _sweep_all)
-        if second % _OBSERVE_EVERY == 0:
-            await _try("observe", pool, housekeeping.observe)
-        if second % _BALANCE_EVERY == 0:
-            await _try("balance", pool, housekeeping.check_balance)
-
-
-async def _sweep_all(connection: psycopg.AsyncConnection[Any]) -> None:
-    while await housekeeping.sweep(connection):
-        pass
-
-
-async def _try(
-    task: str,
-    pool: Pool,
-    call: Callable[[psycopg.AsyncConnection[Any]], Awaitable[object]],
+async def _every(
+    seconds: float, task: str, call: HouseTask, pool: Pool, stop: asyncio.Event
 ) -> None:
+    """Does a task of the house again and again, so long after the last time."""
+    while not await rest(stop, seconds):
+        await _try(task, pool, call)
+
+
+async def _try(task: str, pool: Pool, call: HouseTask) -> None:
     """Does a task of the house; through an outage it waits for its next turn."""
     try:
         async with pool.connection() as connection:

@@ -123,7 +123,7 @@ CREATE TABLE messages (
   not_after timestamptz,
   position int NOT NULL,          -- within the chunk, from 0
   state message_state NOT NULL,
-  handovers smallint NOT NULL DEFAULT 0,
+  handovers int NOT NULL DEFAULT 0,
   attempts smallint NOT NULL DEFAULT 0, -- deliveries that Postfix tried
   email text NOT NULL,
   variables jsonb NOT NULL,

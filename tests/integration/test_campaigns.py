@@ -161,15 +161,26 @@ async def apply_at(worker: Pool, event: CampaignEvent, seconds: float, offset: i
 
 
 async def test_an_older_event_changes_nothing(post: Post, worker: Pool) -> None:
-    """Of events appended at the same time the larger offset is newer, else the later one; an older one is not applied."""
+    """An event that is neither later nor further on than the last applied one is old, and is not applied."""
     assert await apply_at(worker, scheduled(), 10, 5)
     assert await apply_at(worker, paused(), 10, 6)
     assert not await apply_at(worker, paused(), 10, 6)
     assert not await apply_at(worker, resumed(), 10, 5)
-    assert not await apply_at(worker, resumed(), 9, 100)
     assert not await apply_at(worker, scheduled(name="Old"), 9, 4)
     assert await state(post) == ("paused", False)
     assert await fetch_one(post.owner, "SELECT name FROM campaigns") == "A campaign"
+
+
+async def test_a_brokers_clock_that_steps_back_hides_nothing(post: Post, worker: Pool) -> None:
+    """A later record that was stamped earlier is applied, and neither is applied again."""
+    assert await apply_at(worker, scheduled(), 10, 5)
+    assert await apply_at(worker, paused(), 7, 6)
+    assert await apply_at(worker, resumed(), 8, 7)
+    for event, seconds, offset in ((scheduled(), 10, 5), (paused(), 7, 6), (resumed(), 8, 7)):
+        assert not await apply_at(worker, event, seconds, offset)
+    assert await state(post) == ("active", False)
+    assert await apply_at(worker, cancelled(), 9, 8)
+    assert await state(post) == ("cancelled", False)
 
 
 async def test_a_recreated_topic_goes_on(post: Post, worker: Pool) -> None:

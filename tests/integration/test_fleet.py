@@ -12,7 +12,7 @@ from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
 from contract.database import Connection, Pool, conninfo
-from contract.events import DUE_EMAILS, SEND_EMAILS, decode_send_email
+from contract.events import CAMPAIGNS, DUE_EMAILS, SEND_EMAILS, decode_send_email
 from processor.consuming import Done, Status
 from processor.emitting import Emission, Emitter
 from processor.fleet import Sending, show_sending, switch_sending
@@ -206,6 +206,31 @@ def test_a_worker_that_runs(
     wait_until(lambda: committed(settings) == 350, timeout=PATIENCE, what="acknowledged")
     events = [decode_send_email(value) for value in topics.values(SEND_EMAILS)]
     assert Counter(event.user_id for event in events) == Counter(f"user{n}" for n in range(300))
+
+
+def test_a_backlog_that_waits_holds_up_no_other_topic(
+    settings: ProcessorSettings,
+    database: Database,
+    topics: TestTopics,  # noqa: ARG001  they must be there
+    fairpost: Fairpost,
+    start: Start,
+) -> None:
+    """While more due e-mails wait than a worker can buffer, campaign events are applied as ever."""
+    publisher = Publisher(settings.kafka_bootstrap_servers)
+    assert fairpost("sending", "off").code == 0
+    topic = settings.topic(DUE_EMAILS)
+    emails = [Emission(topic, f"user{n}", due(n)) for n in range(30_000)]
+    assert set(publisher.publish(emails)) == {None}
+    worker = start("worker")
+    wait_until(lambda: disabled(worker.metrics_port) >= 5, timeout=PATIENCE, what="refused")
+    campaign = scheduled()
+    publisher.publish([Emission(settings.topic(CAMPAIGNS), campaign.campaign_id, campaign)])
+
+    def state() -> list[object]:
+        with psycopg.connect(conninfo(database.owner, "test")) as connection:
+            return [row[0] for row in connection.execute("SELECT state FROM campaigns").fetchall()]
+
+    wait_until(lambda: state() == ["active"], timeout=PATIENCE, what="the campaign event applied")
 
 
 def committed(settings: ProcessorSettings) -> int:

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from contract.database import Pool
-from processor.housekeeping import check_balance, observe, sweep
+from processor.housekeeping import check_balance, drop_early_lines, observe, sweep
 from tests.integration.conftest import Post, cancelled, due, fetch, fetch_one, scheduled
 
 Refusals = Callable[[], list[str]]
@@ -188,3 +188,18 @@ async def test_planning_and_claims_go_on_beside_a_sweep(post: Post, refusals: Re
     assert planned[0] < len(swept) == 20
     assert [line for line in refusals() if "deadlock" in line] == []
     assert sorted(set((await post.states()).values())) == ["cancelled", "planned"]
+
+
+async def test_lines_without_a_queue_id_are_kept_for_a_day(post: Post) -> None:
+    """What nobody claimed within a day goes; younger lines wait on."""
+    await post.owner.execute(
+        "INSERT INTO early_statuses (at, received_at, state, instance, queue_id)"
+        " SELECT now(), now() - n * interval '10 hours', 'sent', 'a', 'Q' || n FROM generate_series(0, 4) n"
+    )
+    async with post.worker.connection() as connection:
+        assert await drop_early_lines(connection) == 2
+    assert await fetch(post.owner, "SELECT queue_id FROM early_statuses ORDER BY 1") == [
+        ("Q0",),
+        ("Q1",),
+        ("Q2",),
+    ]

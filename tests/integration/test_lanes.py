@@ -546,7 +546,7 @@ async def test_a_late_write_ahead_is_not_postfixs_fault(
     house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A batch whose write-ahead took so long that nothing was begun comes back without a word about Postfix."""
-    monkeypatch.setattr("smtp_agent.lanes._BATCH_SECONDS", 0.0)
+    monkeypatch.setattr("smtp_agent.lanes.BATCH_SECONDS", 0.0)
     await house.limit()
     await house.plan(5, "one.test")
 

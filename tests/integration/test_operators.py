@@ -4,9 +4,12 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+import psycopg
+
 from contract.operators import Operator, load_operators
 from processor.operators import apply_operators, list_operators, replan_moved
-from tests.integration.conftest import Post, due, fetch, scheduled
+from tests.conftest import Database
+from tests.integration.conftest import INSTANCE, Post, due, fetch, fetch_one, scheduled
 
 Refusals = Callable[[], list[str]]
 
@@ -131,6 +134,40 @@ async def test_an_operator_that_is_removed_leaves_nothing_behind(post: Post) -> 
     assert await replan(post) == 5
     assert set((await places(post)).values()) == {"other"}
     await post.hand(5, operator="other")
+
+
+async def test_what_comes_back_to_a_removed_operator_is_moved_too(post: Post) -> None:
+    """Mail given back by a lane after its operator was removed goes to the operator of its domain."""
+    await apply(post, Operator("gone", ("a.test",)), Operator("other"))
+    await post.apply(scheduled())
+    await post.plan([due(n, domain="a.test") for n in range(3)] + [due(9)])
+    claim, batch = await post.hand(2, operator="gone")
+    await apply(post, Operator("other"))
+    assert await replan(post) == 1
+    ids = [recipient.dispatch_id for recipient in batch.recipients]
+    async with post.agent.connection() as connection:
+        await connection.execute(
+            "SELECT give_back(%s, %s, %s, %s)", (claim.chunk_id, INSTANCE, batch.handed_at, ids)
+        )
+    await post.claims().release(claim)
+    async with post.worker.connection() as connection:
+        assert await replan_moved(connection, only_removed=True) == 2
+    assert set((await places(post)).values()) == {"other"}
+
+
+async def test_a_long_reader_does_not_stop_the_fleet(post: Post, database: Database) -> None:
+    """While a dump reads the operators, applying a file waits, and planning and claims go on."""
+    await apply(post, Operator("a", ("a.test",)), Operator("other"))
+    await post.apply(scheduled())
+    async with await psycopg.AsyncConnection.connect(database.owner) as dump:
+        await dump.execute("SELECT count(*) FROM fairpost.operators")
+        applying = asyncio.create_task(apply(post, Operator("b", ("b.test",)), Operator("other")))
+        for block in range(5):
+            await post.plan([due(n, domain="a.test") for n in range(10 * block, 10 * block + 10)])
+        assert not applying.done()
+        await dump.rollback()
+    await applying
+    assert await fetch_one(post.owner, "SELECT count(*) FROM operators WHERE operator = 'b'") == 1
 
 
 async def test_moving_goes_on_beside_planners_and_lanes(post: Post, refusals: Refusals) -> None:

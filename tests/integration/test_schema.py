@@ -124,6 +124,22 @@ def test_changed_functions_are_created_anew(empty: str) -> None:
     assert pending(empty) == []
 
 
+def test_a_function_with_another_signature_takes_its_place(empty: str) -> None:
+    """A function whose arguments changed with a release replaces the former one, and does not stand beside it."""
+    migrate(empty)
+    with psycopg.connect(empty) as connection:
+        connection.execute("DROP FUNCTION fairpost.sweep")
+        connection.execute(
+            "CREATE FUNCTION fairpost.sweep(a text, b text) RETURNS text LANGUAGE sql AS 'SELECT a'"
+        )
+        connection.execute(
+            "UPDATE fairpost.function_files SET digest = 'another' WHERE file = 'processor/housekeeping.sql'"
+        )
+    assert migrate(empty) == ["processor/housekeeping.sql"]
+    assert query(empty, "SELECT count(*) FROM pg_proc WHERE proname = 'sweep'") == [(1,)]
+    assert query(empty, "SELECT fairpost.sweep(1)") == [(0,)]
+
+
 @pytest.mark.parametrize("states", [MessageState, CampaignState])
 def test_states_are_the_same_on_both_sides(
     database: Database, states: type[MessageState] | type[CampaignState]

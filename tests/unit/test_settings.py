@@ -174,7 +174,7 @@ def test_settings_do_not_change(tmp_path: Path) -> None:
     [
         (
             ProcessorSettings,
-            'processor.database = "x"',
+            'processor.database = "dbname=x"',
             (
                 "kafka_bootstrap_servers: is not set; put it into [processor] of the settings file"
                 " or into FAIRPOST_KAFKA_BOOTSTRAP_SERVERS"
@@ -344,3 +344,16 @@ def test_names_of_topics_and_groups(tmp_path: Path) -> None:
         "eu.delivery-status",
         "eu.dead-letters",
     )
+
+
+@pytest.mark.parametrize(
+    "dsn", ["host=db password=s3 cret", "postgresql://u:s3%cret@db/x", "s3cret"]
+)
+def test_a_wrong_connection_string_is_not_quoted(tmp_path: Path, dsn: str) -> None:
+    """Libpq's complaint quotes the string, password and all; ours says what it should be."""
+    file = tmp_path / "fairpost.toml"
+    file.write_text(f"[processor]\ndatabase = '{dsn}'\nkafka_bootstrap_servers = 'k:1'\n")
+    with pytest.raises(SettingsError) as error:
+        load_settings(ProcessorSettings, file)
+    assert "is no connection string of libpq" in str(error.value)
+    assert "s3" not in str(error.value)
