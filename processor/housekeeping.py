@@ -5,9 +5,10 @@ from typing import Any, Final
 
 from psycopg import AsyncConnection
 
+from contract.states import MessageState
 from processor import metrics
-from processor.campaigns import list_campaigns
 from processor.fleet import show_sending
+from processor.overview import STATE_SUMS, list_campaigns
 
 logger = logging.getLogger(__name__)
 
@@ -26,26 +27,7 @@ _OUTBOX_AGE: Final = """
 SELECT coalesce(extract(epoch FROM clock_timestamp() - min(created_at)), 0)::float8
   FROM (SELECT created_at FROM outbox ORDER BY event_id LIMIT 1) oldest"""
 
-_BY_STATE: Final = """
-SELECT coalesce(sum(planned), 0)::bigint, coalesce(sum(handed), 0)::bigint, coalesce(sum(uncertain), 0)::bigint,
-       coalesce(sum(queued), 0)::bigint, coalesce(sum(deferred), 0)::bigint, coalesce(sum(sent), 0)::bigint,
-       coalesce(sum(bounced), 0)::bigint, coalesce(sum(expired), 0)::bigint, coalesce(sum(rejected), 0)::bigint,
-       coalesce(sum(suppressed), 0)::bigint, coalesce(sum(cancelled), 0)::bigint
-  FROM chunks JOIN chunk_counts USING (chunk_id)"""
-
-_STATES: Final = (
-    "planned",
-    "handed",
-    "uncertain",
-    "queued",
-    "deferred",
-    "sent",
-    "bounced",
-    "expired",
-    "rejected",
-    "suppressed",
-    "cancelled",
-)
+_BY_STATE: Final = f"SELECT {STATE_SUMS} FROM chunks JOIN chunk_counts USING (chunk_id)"  # noqa: S608
 
 
 async def sweep(connection: AsyncConnection[Any]) -> int:
@@ -72,13 +54,13 @@ async def observe(connection: AsyncConnection[Any]) -> None:
     metrics.SENDING.set((await show_sending(connection)).sending)
     unplanned = await (await connection.execute(_PENDING)).fetchone()
     outbox = await (await connection.execute(_OUTBOX_AGE)).fetchone()
-    states = await (await connection.execute(_BY_STATE)).fetchone()
+    states = await (await connection.execute(_BY_STATE.encode())).fetchone()
     if unplanned is None or outbox is None or states is None:
         return
     metrics.UNPLANNED.set(unplanned[0])
     metrics.UNPLANNED_AGE.set(unplanned[1])
     metrics.OUTBOX_AGE.set(outbox[0])
-    for state, number in zip(_STATES, states, strict=True):
+    for state, number in zip(MessageState, states, strict=True):
         metrics.MESSAGES.labels(state).set(number)
 
 

@@ -10,7 +10,6 @@ from confluent_kafka import KafkaException
 from contract import console
 from contract.operators import OperatorsError
 from contract.settings import load_settings
-from processor.campaigns import CampaignError
 from processor.cli import (
     campaigns,
     dead_letters,
@@ -24,6 +23,7 @@ from processor.cli import (
     topics,
 )
 from processor.dead_letter_topic import DeadLetterError
+from processor.overview import CampaignError
 from processor.settings import ProcessorSettings
 from processor.topics import TopicsError
 

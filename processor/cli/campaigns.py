@@ -4,15 +4,9 @@ import click
 
 from contract import console
 from contract.states import CampaignState
-from processor.campaigns import (
-    campaign_shares,
-    cancel,
-    hold,
-    lift,
-    list_campaigns,
-    show_campaign,
-)
 from processor.cli.session import actor, json_option, settings_of, with_database
+from processor.interventions import cancel, hold, lift
+from processor.overview import campaign_shares, list_campaigns, show_campaign
 
 _COLUMNS = (
     "campaign_id",

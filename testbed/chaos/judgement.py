@@ -17,7 +17,7 @@ from contract.events import (
 )
 from contract.operators import domain_of
 from contract.states import CampaignState, MessageState
-from processor.campaigns import COUNTED
+from processor.overview import COUNTED
 from testbed.chaos.workload import DOMAINS, Campaign, Key, campaigns_of
 from testbed.topic import read_topic
 

@@ -20,19 +20,11 @@ from contract.events import (
     encode,
 )
 from contract.states import CampaignState
-from processor.campaigns import (
-    CampaignError,
-    Campaigns,
-    apply_event,
-    campaign_shares,
-    cancel,
-    hold,
-    lift,
-    list_campaigns,
-    show_campaign,
-)
+from processor.campaigns import Campaigns, apply_event
 from processor.consuming import Done, Status
 from processor.emitting import Emitter
+from processor.interventions import cancel, hold, lift
+from processor.overview import CampaignError, campaign_shares, list_campaigns, show_campaign
 from processor.settings import ProcessorSettings
 from tests.conftest import TestTopics
 from tests.integration.conftest import (

@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 from contract.events import SEND_EMAILS
-from processor.campaigns import show_campaign
+from processor.overview import show_campaign
 from processor.retention import forget, prune
 from tests.integration.conftest import Post, due, fetch, fetch_one, records, scheduled
 

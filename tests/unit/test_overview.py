@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.states import MessageState
-from processor.campaigns import COUNTED, Campaign
+from processor.overview import COUNTED, Campaign
 
 counts = st.fixed_dictionaries({name: st.integers(0, 10**6) for name in COUNTED})
 
