@@ -41,7 +41,7 @@ _SHARED_SETTINGS: Final = (
 
 def create_bare_app(settings: ProcessorSettings, directory: str, events: int, result: Path) -> Any:
     """Faust's app with one agent, under a group of its own."""
-    worker = create_app(settings, directory)
+    worker = create_app(settings, directory, partitions=1)
     shared = {name: getattr(worker.conf, name) for name in _SHARED_SETTINGS}
     app = faust.App(settings.group("bare"), autodiscover=False, **shared)
     topic = app.topic(

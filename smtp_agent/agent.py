@@ -6,6 +6,7 @@ import logging
 import re
 import time
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Final
@@ -20,7 +21,7 @@ from smtp_agent import metrics
 from smtp_agent.claims import Claims
 from smtp_agent.feed import Feed
 from smtp_agent.handover import Handover
-from smtp_agent.lanes import Lane, Workshop
+from smtp_agent.lanes import BATCH_SECONDS, Lane, Workshop
 from smtp_agent.pacing import WINDOW, Pace
 from smtp_agent.postfix import Postfix, read_postfix
 from smtp_agent.reporting import Reporter
@@ -36,7 +37,7 @@ _REGISTER: Final = "SELECT register_instance(%s, %s, %s, %s, %s)"
 
 _OPERATORS: Final = "SELECT operator, per_minute FROM operators ORDER BY operator"
 
-# What this instance handed over within the window, by its age; the last batch may still be on its way.
+# What this instance handed over by age, as far back as it counts; the last batch may still be on its way.
 _RECENT: Final = """
 SELECT extract(epoch FROM clock_timestamp() - at)::float8, cardinality(positions)
   FROM handovers
@@ -130,30 +131,40 @@ class Agent:
             if not self._settings.operators or o.operator in self._settings.operators
         }
         for name in self._lanes.keys() - wanted.keys():
-            self._lanes.pop(name).close()
+            self._lanes[name].close()
         for name, limit in wanted.items():
             lane = self._lanes.get(name)
             if lane is None:
                 lane = Lane(name, await self._pace(name, limit), workshop)
                 self._lanes[name] = lane
-                tasks.create_task(lane.run(), name=f"lane {name}")
+                task = tasks.create_task(lane.run(), name=f"lane {name}")
+                task.add_done_callback(partial(self._forget, name))
+            elif lane.closed:
+                # Two lanes of one operator would be twice its pace: the new one waits for a later look.
+                continue
             elif lane.pace.limit != limit:
                 logger.info("%s: limit is now %s a minute", name, limit)
                 lane.pace.limit = limit
             metrics.LIMIT.labels(name).set(limit or 0)
 
+    def _forget(self, name: str, _: asyncio.Task[None]) -> None:
+        del self._lanes[name]
+
     async def _pace(self, operator: str, limit: int | None) -> Pace:
-        """A pace whose window holds what a former run of this agent handed over."""
+        """A pace whose window holds what a former run of this agent handed over.
+
+        A batch counts from its end, which is as late as a batch may take.
+        """
 
         async def read() -> list[TupleRow]:
-            values = (self._settings.instance, operator, WINDOW)
+            values = (self._settings.instance, operator, WINDOW + BATCH_SECONDS)
             async with self._pool.connection() as connection:
                 return await (await connection.execute(_RECENT, values)).fetchall()
 
         rows = await outlast("window", read, is_outage)
         now = time.monotonic()
         pace = Pace(limit, now)
-        pace.refill([(now - age, count) for age, count in rows[:-1]])
+        pace.refill([(now - age + BATCH_SECONDS, count) for age, count in rows[:-1]])
         pace.refill([(now, count) for _, count in rows[-1:]])
         return pace
 

@@ -1,9 +1,12 @@
 """Hand-over: a batch is written ahead, rendered and given to Postfix; each message has a known end.
 
 What Postfix accepted needs nothing more: its log tells it. What it surely refused is written as `rejected` before the
-next batch; what it surely does not have is given back; what is in doubt stays `handed`.
+next batch; what it surely does not have is given back; what is in doubt stays `handed`. What it declined for a reason
+of the message's own is the lane's to give back, or to reject.
 """
 
+import logging
+from collections import OrderedDict
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -15,13 +18,15 @@ from contract.database import Pool, is_outage
 from contract.events import Template
 from contract.outage import outlast
 from smtp_agent.claims import Claim
-from smtp_agent.feed import NOT_BEGUN, Feed, InDoubt, Refused, Unsent, Verdict
+from smtp_agent.feed import NOT_BEGUN, Declined, Feed, InDoubt, Refused, Unsent, Verdict
 from smtp_agent.postfix import Postfix
 from smtp_agent.rendering import Content, Recipient, Rendered, Renderer, RenderingError
 
+logger = logging.getLogger(__name__)
+
 # The next messages of a claim become `handed`; the same batch number answers the same messages.
 _WRITE_AHEAD: Final = """
-SELECT outcome, revision, handed_at, dispatch_id, user_id, email_key, email, variables
+SELECT outcome, revision, handed_at, dispatch_id, user_id, email_key, email, variables, handovers
   FROM write_ahead(%s, %s, %s, %s, %s, %s)"""
 
 _REJECT: Final = "SELECT reject(%s, %s, %s, %s, %s)"
@@ -34,6 +39,9 @@ SELECT campaign_id, revision, sender, reply_to, templates, unsubscribe_url, head
 BATCH: Final = "batch"
 EMPTY: Final = "empty"
 
+_RENDERERS: Final = 64
+"""Campaigns whose compiled templates are kept: more than an instance has lanes."""
+
 
 class Batch(Struct, frozen=True):
     """What was written ahead.
@@ -42,16 +50,18 @@ class Batch(Struct, frozen=True):
         outcome: `batch`, `empty`, `lost`, or why nothing may be handed over now.
         revision: of the campaign's content.
         handed_at: names the hand-over in later writes.
+        handovers: by dispatch, how often it was written ahead, this time included.
     """
 
     outcome: str
     revision: int
     handed_at: datetime | None
     recipients: list[Recipient]
+    handovers: dict[int, int] = {}
 
 
 class Refusal(Struct, frozen=True):
-    """A message that will never leave, as `reject` writes it."""
+    """A message that Postfix refused or declined, or that cannot be rendered, as `reject` writes it."""
 
     dispatch_id: int
     handed_at: datetime
@@ -60,13 +70,19 @@ class Refusal(Struct, frozen=True):
 
 
 class HandedOver(Struct, frozen=True):
-    """How a batch went; `unsent` names why the first that was tried and given back was, None where none was tried."""
+    """How a batch went.
+
+    Attributes:
+        declined: still `handed`; whoever asked gives them back or rejects them.
+        unsent: why the first that was tried and given back was; None where none was tried.
+    """
 
     accepted: list[tuple[int, str]]
     refused: list[Refusal]
     given_back: list[int]
     in_doubt: list[int]
     unsent: str | None
+    declined: list[Refusal] = []
 
     @property
     def counted(self) -> int:
@@ -85,7 +101,7 @@ class Handover:
         self._postfix = postfix
         self._feed = feed
         self._bounce_domain = bounce_domain
-        self._renderers: dict[str, tuple[int, Renderer]] = {}
+        self._renderers: OrderedDict[str, tuple[int, Renderer]] = OrderedDict()
 
     async def write_ahead(self, claim: Claim, batch: int, limit: int) -> Batch:
         """The next messages of the claim, at most `limit`; waits through outages, asking for the same batch."""
@@ -98,10 +114,11 @@ class Handover:
             outcome, revision, handed_at, *_ = rows[0]
             recipients = [
                 Recipient(dispatch_id, user_id, email, email_key, variables)
-                for _, _, _, dispatch_id, user_id, email_key, email, variables in rows
+                for _, _, _, dispatch_id, user_id, email_key, email, variables, _ in rows
                 if dispatch_id is not None
             ]
-            return Batch(outcome, revision or 0, handed_at, recipients)
+            handovers = {row[3]: row[8] for row in rows if row[3] is not None}
+            return Batch(outcome, revision or 0, handed_at, recipients, handovers)
 
         return await outlast("write-ahead", call, is_outage)
 
@@ -109,15 +126,21 @@ class Handover:
         """Renders the batch and gives it to Postfix; what Postfix surely does not have is given back at once."""
         if batch.handed_at is None or not batch.recipients:
             return HandedOver([], [], [], [], None)
-        renderer = await self._renderer(claim.campaign_id, batch.revision)
+        try:
+            renderer = await self._renderer(claim.campaign_id, batch.revision)
+        except Exception:
+            dispatch_ids = [recipient.dispatch_id for recipient in batch.recipients]
+            await self.give_back(claim.chunk_id, batch.handed_at, dispatch_ids)
+            raise
         ready: list[tuple[int, Rendered]] = []
         refused: list[Refusal] = []
         date = datetime.now(UTC)
         for recipient in batch.recipients:
-            try:
-                ready.append((recipient.dispatch_id, renderer.render(recipient, date)))
-            except RenderingError as error:
-                refused.append(Refusal(recipient.dispatch_id, batch.handed_at, None, str(error)))
+            message = _render(renderer, recipient, date)
+            if isinstance(message, str):
+                refused.append(Refusal(recipient.dispatch_id, batch.handed_at, None, message))
+            else:
+                ready.append((recipient.dispatch_id, message))
         verdicts = await self._feed.hand_over([message for _, message in ready], deadline)
         sorted_out = _sort_out(
             [
@@ -127,7 +150,7 @@ class Handover:
             batch.handed_at,
             refused,
         )
-        await self._give_back(claim.chunk_id, batch.handed_at, sorted_out.given_back)
+        await self.give_back(claim.chunk_id, batch.handed_at, sorted_out.given_back)
         return sorted_out
 
     async def reject(self, refusals: Sequence[Refusal]) -> None:
@@ -143,9 +166,10 @@ class Handover:
         )
         await self._write("reject", _REJECT, values)
 
-    async def _give_back(
+    async def give_back(
         self, chunk_id: int, handed_at: datetime, dispatch_ids: Sequence[int]
     ) -> None:
+        """Messages of one hand-over are planned again where they stand; waits through outages, and may be repeated."""
         if dispatch_ids:
             values = (chunk_id, self._instance, handed_at, list(dispatch_ids))
             await self._write("give-back", _GIVE_BACK, values)
@@ -164,6 +188,9 @@ class Handover:
             content = await self._content(campaign_id)
             cached = (content.revision, Renderer(content, self._bounce_domain))
             self._renderers[campaign_id] = cached
+        self._renderers.move_to_end(campaign_id)
+        if len(self._renderers) > _RENDERERS:
+            self._renderers.popitem(last=False)
         return cached[1]
 
     async def _content(self, campaign_id: str) -> Content:
@@ -185,6 +212,18 @@ class Handover:
         return await outlast("content", call, is_outage)
 
 
+def _render(renderer: Renderer, recipient: Recipient, date: datetime) -> Rendered | str:
+    """The message, or why there is none."""
+    try:
+        return renderer.render(recipient, date)
+    except RenderingError as error:
+        return str(error)
+    except Exception as error:  # noqa: BLE001  whatever it is, it must not stop the others
+        kind = type(error).__name__
+        logger.error("dispatch %d cannot be rendered: %s", recipient.dispatch_id, kind)  # noqa: TRY400
+        return f"cannot be rendered: {kind}"
+
+
 def _sort_out(
     verdicts: Sequence[tuple[int, Verdict]], handed_at: datetime, refused: Sequence[Refusal]
 ) -> HandedOver:
@@ -194,6 +233,8 @@ def _sort_out(
         match verdict:
             case Refused(dsn, reply):
                 done.refused.append(Refusal(dispatch_id, handed_at, dsn, reply))
+            case Declined(dsn, reply):
+                done.declined.append(Refusal(dispatch_id, handed_at, dsn, reply))
             case Unsent(reason):
                 done.given_back.append(dispatch_id)
                 if verdict != NOT_BEGUN:

@@ -48,13 +48,14 @@ $$;
 -- Answers at least one row. Outcomes: `batch` (one row a message; a row without one: ask for the next batch), `empty`
 -- (nothing is planned any more), `lost` (the claim is another's), or why nothing may be handed over now. Asked again
 -- with the same batch number it checks again and answers the same messages: a reply lost on the way loses nothing. Who
--- asks again has given none of them to Postfix, so where the answer is now no, they are given back.
+-- asks again has given none of them to Postfix, so where the answer is now no, they are given back. `handovers` counts
+-- how often a message was written ahead, this time included.
 --
 -- The chunk is locked by a statement of its own; all that follows sees what was committed while this waited.
 CREATE OR REPLACE FUNCTION write_ahead(
   p_chunk_id bigint, p_token uuid, p_batch int, p_limit int, p_postfix_started_at timestamptz, p_log_inode bigint)
 RETURNS TABLE (outcome text, revision bigint, handed_at timestamptz, dispatch_id bigint, user_id text, email_key text,
-               email text, variables jsonb)
+               email text, variables jsonb, handovers int)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = fairpost, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
@@ -73,7 +74,7 @@ BEGIN
   IF v_closed IS NOT NULL THEN
     PERFORM give_back(p_chunk_id, v_written.instance, v_written.at, ARRAY(
       SELECT m.dispatch_id FROM messages m WHERE m.chunk_id = p_chunk_id AND m.position = ANY (v_written.positions)));
-    RETURN QUERY SELECT v_closed, NULL::bigint, NULL::timestamptz, NULL::bigint, NULL, NULL, NULL, NULL::jsonb;
+    RETURN QUERY SELECT v_closed, NULL::bigint, NULL::timestamptz, NULL::bigint, NULL, NULL, NULL, NULL::jsonb, NULL::int;
     RETURN;
   END IF;
   SELECT c.revision INTO v_revision FROM campaigns c WHERE c.campaign_id = v_chunk.campaign_id;
@@ -109,18 +110,19 @@ BEGIN
               p_log_inode);
     ELSE
       RETURN QUERY SELECT CASE WHEN v_last IS NULL THEN 'empty' ELSE 'batch' END,
-                          v_revision, v_now, NULL::bigint, NULL, NULL, NULL, NULL::jsonb;
+                          v_revision, v_now, NULL::bigint, NULL, NULL, NULL, NULL::jsonb, NULL::int;
       RETURN;
     END IF;
   END IF;
 
   RETURN QUERY
-  SELECT 'batch', v_revision, v_now, m.dispatch_id, d.user_id, d.email_key, m.email, m.variables
+  SELECT 'batch', v_revision, v_now, m.dispatch_id, d.user_id, d.email_key, m.email, m.variables,
+         m.handovers::int
     FROM messages m JOIN dispatches d USING (dispatch_id)
    WHERE m.chunk_id = p_chunk_id AND m.position = ANY (v_positions) AND m.state = 'handed' AND m.handed_at = v_now
    ORDER BY m.position;
   IF NOT FOUND THEN
-    RETURN QUERY SELECT 'batch', v_revision, v_now, NULL::bigint, NULL, NULL, NULL, NULL::jsonb;
+    RETURN QUERY SELECT 'batch', v_revision, v_now, NULL::bigint, NULL, NULL, NULL, NULL::jsonb, NULL::int;
   END IF;
 END $$;
 

@@ -7,12 +7,13 @@ import time
 from datetime import UTC, datetime
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from contract.lifetime import rest
 from smtp_agent import metrics
 from smtp_agent.claims import Claim, Claims
-from smtp_agent.handover import BATCH, Batch, HandedOver, Handover
+from smtp_agent.feed import loggable
+from smtp_agent.handover import BATCH, Batch, HandedOver, Handover, Refusal
 from smtp_agent.pacing import Pace
 from smtp_agent.reporting import Reporter
 
@@ -22,13 +23,19 @@ POLL: Final = 0.2
 """Seconds between looks at the pace, a stop or a lost claim, at most."""
 _IDLE: Final = (0.3, 0.8)
 """Seconds between looks for a chunk."""
-_BATCH_SECONDS: Final = 1.0
+BATCH_SECONDS: Final = 1.0
 """A batch is one second's worth: what is not sent by then is given back."""
 _FIRST_BATCH: Final = 10
 _LARGEST_BATCH: Final = 500
 _NOTHING_ACCEPTED_SECONDS: Final = 30.0
 """After that a lane gives its chunk back, so that another instance may take it."""
 _BACKOFF: Final = (0.5, 5.0)
+MAX_HANDOVERS: Final = 5
+"""How often a message is handed over before a reply that may pass is final; see `Lane`."""
+_ASIDE_SECONDS: Final = 30.0
+"""Between two tries of a message that Postfix declined for its own sake."""
+_REMEMBERED_SECONDS: Final = 3600.0
+"""For so long a lane remembers that a message was declined first."""
 
 
 class Resistance(Struct, frozen=True):
@@ -43,6 +50,15 @@ class Resistance(Struct, frozen=True):
     since: float | None
     until: float
     backoff: float
+
+
+class Aside(Struct, frozen=True):
+    """Messages that Postfix declined; they stay `handed` until `due`, in monotonic seconds, so that others go first."""
+
+    chunk_id: int
+    handed_at: datetime
+    dispatch_ids: list[int]
+    due: float
 
 
 class Workshop(Struct, frozen=True):
@@ -63,6 +79,10 @@ class Workshop(Struct, frozen=True):
 class Lane:
     """The worker for one operator; it holds at most one chunk.
 
+    A message that Postfix declines for its own sake is set aside for a while, and given back then. It is `rejected`
+    when it was handed over MAX_HANDOVERS times and is declined again, though others of this lane were accepted with it
+    or since it was first: where nothing passes, as when Postfix does not relay for this host, nothing is rejected.
+
     Args:
         operator: whose chunks it claims.
         pace: how fast; its limit may be changed while the lane runs.
@@ -76,17 +96,30 @@ class Lane:
         self._closing = asyncio.Event()
         self._batch_limit = _FIRST_BATCH
         self._resistance = Resistance(None, 0.0, 0.0)
+        self._aside: list[Aside] = []
+        self._declined: dict[int, float] = {}
+        self._accepted_at = float("-inf")
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was told to end; it may not have ended yet."""
+        return self._closing.is_set()
 
     def close(self) -> None:
         """Ends the lane at the next batch's end."""
         self._closing.set()
 
     async def run(self) -> None:
-        """Works until the lane is closed or the agent drains; then its chunk is given back."""
+        """Works until the lane is closed or the agent drains; then its chunk and what is aside are given back."""
         while True:
+            if self._workshop.slots.locked():
+                # It may be long until this lane's turn.
+                await self._give_back_aside(float("inf"))
             async with self._workshop.slots:
                 if self._ending:
+                    await self._give_back_aside(float("inf"))
                     return
+                await self._give_back_aside(time.monotonic())
                 claim = await self._workshop.claims.claim(self.operator)
                 if claim is not None:
                     await self._work(claim)
@@ -124,6 +157,7 @@ class Lane:
         began = time.monotonic()
         while (why := self._why_stop(lost, began)) is None:
             now = time.monotonic()
+            await self._give_back_aside(now)
             wait = max(self.pace.wait(now), self._resistance.until - now)
             if wait > 0:
                 await rest(self._workshop.stopping, min(wait, POLL))
@@ -131,9 +165,49 @@ class Lane:
             batches += 1
             batch, done = await self._hand_over(claim, batches)
             await self._workshop.handover.reject(done.refused)
+            self._set_aside(claim, done.declined)
             if batch.outcome != BATCH:
                 return batch.outcome
+        if self._resistance.since is not None:
+            # Another instance's Postfix may take them.
+            await self._give_back_aside(float("inf"))
         return why
+
+    async def _give_back_aside(self, now: float) -> None:
+        due = [aside for aside in self._aside if aside.due <= now]
+        self._aside = [aside for aside in self._aside if aside.due > now]
+        for aside in due:
+            await self._workshop.handover.give_back(
+                aside.chunk_id, aside.handed_at, aside.dispatch_ids
+            )
+
+    def _set_aside(self, claim: Claim, declined: list[Refusal]) -> None:
+        if declined:
+            ids = [refusal.dispatch_id for refusal in declined]
+            due = time.monotonic() + _ASIDE_SECONDS
+            self._aside.append(Aside(claim.chunk_id, declined[0].handed_at, ids, due))
+
+    def _judge(self, batch: Batch, done: HandedOver) -> HandedOver:
+        """What was declined too often, while others passed, is refused."""
+        now = time.monotonic()
+        if done.accepted:
+            self._accepted_at = now
+        if not done.declined:
+            return done
+        recent = now - _REMEMBERED_SECONDS
+        first = {refusal.dispatch_id: now for refusal in done.declined}
+        self._declined = first | {d: at for d, at in self._declined.items() if at > recent}
+        final = [
+            refusal
+            for refusal in done.declined
+            if batch.handovers[refusal.dispatch_id] >= MAX_HANDOVERS
+            and self._declined[refusal.dispatch_id] <= self._accepted_at
+        ]
+        return structs.replace(
+            done,
+            refused=done.refused + final,
+            declined=[refusal for refusal in done.declined if refusal not in final],
+        )
 
     def _why_stop(self, lost: asyncio.Event, began: float) -> str | None:
         if self._ending:
@@ -158,7 +232,8 @@ class Lane:
         done = HandedOver([], [], [], [], None)
         try:
             batch = await self._workshop.handover.write_ahead(claim, number, allowed)
-            done = await self._workshop.handover.hand_over(claim, batch, started + _BATCH_SECONDS)
+            done = await self._workshop.handover.hand_over(claim, batch, started + BATCH_SECONDS)
+            done = self._judge(batch, done)
         finally:
             self.pace.settle(min(done.counted, allowed), time.monotonic())
         if batch.recipients:
@@ -170,18 +245,22 @@ class Lane:
         """The largest batch that ends in time, and how long to leave a Postfix alone that takes nothing."""
         if done.given_back:
             self._batch_limit = max(1, self._batch_limit // 2)
-        elif seconds < _BATCH_SECONDS / 4:
+        elif seconds < BATCH_SECONDS / 4:
             self._batch_limit = min(_LARGEST_BATCH, self._batch_limit * 2)
         since = self._resistance.since
-        if done.accepted or not done.given_back:
+        if done.accepted or not (done.given_back or done.declined):
             if since is not None:
                 logger.warning("%s: Postfix accepts mail again", self.operator)
             self._resistance = Resistance(None, 0.0, 0.0)
             return
         now = time.monotonic()
         # A batch of which nothing was begun, as when the write-ahead came late, says nothing of Postfix.
-        if since is None and done.unsent is not None:
-            logger.warning("%s: Postfix accepts nothing: %s", self.operator, done.unsent)
+        # Nor does one message that was declined while others were accepted a moment ago.
+        reason = done.unsent
+        if reason is None and done.declined and now - self._accepted_at > _ASIDE_SECONDS:
+            reason = done.declined[0].reply
+        if since is None and reason is not None:
+            logger.warning("%s: Postfix accepts nothing: %s", self.operator, loggable(reason))
             since = now
         backoff = min(max(self._resistance.backoff * 2, _BACKOFF[0]), _BACKOFF[1])
         self._resistance = Resistance(since, now + backoff * random.uniform(0.5, 1.0), backoff)
@@ -192,6 +271,7 @@ class Lane:
             ("refused", len(done.refused)),
             ("given_back", len(done.given_back)),
             ("in_doubt", len(done.in_doubt)),
+            ("declined", len(done.declined)),
         ):
             metrics.HANDED_OVER.labels(self.operator, result).inc(number)
         metrics.HANDOVER_SECONDS.labels(self.operator).observe(seconds)
@@ -201,6 +281,8 @@ class Lane:
             accepted=done.accepted,
             refused=[(refusal.dispatch_id, refusal.reply) for refusal in done.refused],
             given_back=len(done.given_back),
+            declined=[(refusal.dispatch_id, refusal.reply) for refusal in done.declined],
+            unsent=done.unsent,
             seconds=round(seconds, 6),
         )
 

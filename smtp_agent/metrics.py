@@ -13,7 +13,7 @@ LIMIT: Final = Gauge(
 )
 HANDED_OVER: Final = Counter(
     "fairpost_handed_over_total",
-    "Messages given to Postfix, by what it said: accepted, refused, given_back, in_doubt.",
+    "Messages given to Postfix, by what it said: accepted, refused, declined, given_back, in_doubt.",
     ["operator", "result"],
 )
 HANDOVER_SECONDS: Final = Histogram(

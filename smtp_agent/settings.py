@@ -3,9 +3,11 @@
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AliasChoices, Field, SecretStr, field_validator
+from pydantic import AliasChoices, Field, field_validator
 from pydantic_settings import NoDecode
 
+from contract.addresses import mail_domain
+from contract.database import Dsn
 from contract.settings import Settings
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -18,7 +20,7 @@ class AgentSettings(Settings):
     table: ClassVar[str] = "agent"
 
     instance: Annotated[str, Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}$")]
-    database: SecretStr
+    database: Dsn
     bounce_domain: Annotated[str, Field(pattern=r"^[a-z0-9-]+(\.[a-z0-9-]+)+$")]
     send_email: Annotated[
         bool,
@@ -38,6 +40,12 @@ class AgentSettings(Settings):
     metrics_host: str = "127.0.0.1"
     metrics_port: Port = 9703
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+
+    @field_validator("bounce_domain")
+    @classmethod
+    def _check_domain(cls, value: str) -> str:
+        """As rendering will, which would otherwise refuse every message."""
+        return mail_domain(value)
 
     @field_validator("operators", mode="before")
     @classmethod

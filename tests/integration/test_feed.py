@@ -13,7 +13,16 @@ import pytest
 
 from contract.addresses import parse_address
 from contract.envelope import sender_of
-from smtp_agent.feed import Accepted, Feed, InDoubt, Refused, Unsent, Verdict
+from smtp_agent.feed import (
+    Accepted,
+    Declined,
+    Feed,
+    InDoubt,
+    Refused,
+    Unsent,
+    Verdict,
+    loggable,
+)
 from smtp_agent.rendering import Rendered
 from testbed import Testbed
 from testbed.fleet import Instance
@@ -261,16 +270,28 @@ async def test_a_malformed_address_is_refused(feed: Feed) -> None:
     ("recipient", "reply"),
     [("later@feed.test", "451 4.7.1 "), ("barred@feed.test", "554 5.7.1 ")],
 )
-async def test_what_is_not_the_messages_fault_is_unsent(
+async def test_what_may_pass_is_declined(
     instance: Instance, journal: Journal, recipient: str, reply: str
 ) -> None:
-    """A reply for now, and one of policy that looks final, refuse nothing for good; the others of the batch go on."""
+    """A reply for now, and one of policy that looks final, refuse nothing for good; the others go on, in a new session."""
     async with open_feed(instance.feed_port, 1) as feed:
         first, held, last = await feed.hand_over([mail(), mail(recipient), mail()], TOMORROW)
     accepted([first, last])
-    assert isinstance(held, Unsent)
-    assert held.reason.startswith(f"{reply}<{recipient}>: Recipient address rejected: ")
-    assert journal.connects() == 1
+    assert isinstance(held, Declined)
+    assert held.dsn == reply.split()[1]
+    assert held.reply.startswith(f"{reply}<{recipient}>: Recipient address rejected: ")
+    assert loggable(held.reply) == reply.strip()
+    assert journal.connects() == 2
+
+
+async def test_the_fence_declines_alone(instance: Instance, journal: Journal) -> None:
+    """The recipient that the feed service itself always rejects is declined, however often, and holds up no other."""
+    async with open_feed(instance.feed_port, 1) as feed:
+        for _ in range(2):
+            fenced, other = await feed.hand_over([mail("ann@fence.invalid"), mail()], TOMORROW)
+            assert isinstance(fenced, Declined)
+            accepted([other])
+    assert journal.connects() == 3
 
 
 # ------------------------------------------------------------------ outages
@@ -339,6 +360,7 @@ class Scripted:
     Args:
         replies: by verb, or `greeting`, or `.` for the final dot; None hangs up without a word.
         sessions: how many sessions it treats so; later ones get good answers.
+        slow: the step that it answers only when `patience_ends`.
     """
 
     GOOD: Final[dict[str, bytes]] = {
@@ -348,8 +370,12 @@ class Scripted:
         "QUIT": b"221 bye",
     }
 
-    def __init__(self, replies: dict[str, bytes | None], sessions: int = 1_000) -> None:
+    def __init__(
+        self, replies: dict[str, bytes | None], sessions: int = 1_000, slow: str = ""
+    ) -> None:
         self._replies = replies
+        self._slow = slow
+        self.patience_ends = asyncio.Event()
         self._bad_sessions = sessions
         self.heard: list[str] = []
 
@@ -365,6 +391,8 @@ class Scripted:
         self._bad_sessions -= 1
         step = "greeting"
         while (reply := replies.get(step, b"250 2.1.0 Ok")) is not None:
+            if step == self._slow:
+                await self.patience_ends.wait()
             writer.write(reply + b"\r\n")
             if reply.startswith(b"354"):
                 await reader.readuntil(b"\r\n.\r\n")
@@ -414,6 +442,68 @@ async def test_a_server_that_shuts_down_leaves_it_unsent(step: str) -> None:
         [verdict] = await feed.hand_over([mail()], TOMORROW)
         assert isinstance(verdict, Unsent)
         accepted(await feed.hand_over([mail()], TOMORROW))
+
+
+@pytest.mark.parametrize("step", ["greeting", "EHLO", "MAIL", "RCPT"])
+async def test_a_slow_server_is_given_nothing_after_the_deadline(step: str) -> None:
+    """When the deadline comes before DATA, nothing is said after it: the batch ends then, and the answer that comes late changes nothing."""
+    server = Scripted({}, slow=step)
+    async with server.served() as port, open_feed(port, 1) as feed:
+        begin = time.monotonic()
+        verdicts = await feed.hand_over([mail(), mail()], begin + 0.3)
+        assert time.monotonic() - begin < 2.5
+        assert isinstance(verdicts[0], Unsent)
+        assert verdicts[1] == Unsent("not begun in time")
+        assert "DATA" not in server.heard
+        server.patience_ends.set()
+        accepted(await feed.hand_over([mail()], TOMORROW))
+    assert (server.heard.count("DATA"), server.heard.count(".")) == (1, 1)
+
+
+async def test_the_deadline_comes_between_recipient_and_data() -> None:
+    """When the last reply before DATA comes at the deadline the message is taken back with RSET, and the session stays."""
+    server = Scripted({})
+    now = [0.0]
+
+    def clock() -> float:
+        return now[0] if "RCPT" not in server.heard else 1.0
+
+    async with server.served() as port, open_feed(port, 1, clock) as feed:
+        assert await feed.hand_over([mail()], 1.0) == [Unsent("not begun in time")]
+        assert server.heard == ["EHLO", "MAIL", "RCPT", "RSET"]
+        accepted(await feed.hand_over([mail()], 2.0))
+    assert server.heard.count("EHLO") == 1
+
+
+async def test_a_refused_sender_is_unsent() -> None:
+    """A server that takes no sender takes no message: all are unsent, with its reply; with SMTPUTF8 it is the message's own."""
+    server = Scripted({"MAIL": b"555 5.5.4 Unsupported option: SMTPUTF8"})
+    async with server.served() as port, open_feed(port, 1) as feed:
+        plain, wide = await feed.hand_over([mail(), mail(smtputf8=True)], TOMORROW)
+    assert plain == Unsent("555 5.5.4 Unsupported option: SMTPUTF8")
+    assert wide == Declined("5.5.4", "555 5.5.4 Unsupported option: SMTPUTF8")
+
+
+@pytest.mark.parametrize("reply", [b"451 4.3.0 queue file write error", b"550 5.7.1 spam"])
+async def test_declined_content(reply: bytes) -> None:
+    """A content that is not taken now, or as a matter of policy, is declined."""
+    async with Scripted({".": reply}).served() as port, open_feed(port, 1) as feed:
+        [verdict] = await feed.hand_over([mail()], TOMORROW)
+    assert verdict == Declined(reply.decode().split()[1], reply.decode())
+
+
+@pytest.mark.parametrize(
+    ("reason", "loggable_reason"),
+    [
+        ("554 5.7.1 <ann@feed.test>: Relay access denied", "554 5.7.1"),
+        ("451 <ann@feed.test>: later", "451"),
+        ("-1 Malformed SMTP response line: ann@feed.test", "-1"),
+        ("Connection lost", "Connection lost"),
+    ],
+)
+def test_what_a_log_may_hold(reason: str, loggable_reason: str) -> None:
+    """Of a reply only its codes, as its text may name the recipient; the error of a connection as it is."""
+    assert loggable(reason) == loggable_reason
 
 
 async def test_a_reply_that_is_not_utf8_can_be_stored() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import os
+import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -11,11 +12,15 @@ from uuid import uuid4
 import msgspec
 import pytest
 
+from contract.addresses import AddressError
 from contract.database import Connection
 from contract.events import Template
-from processor.campaigns import cancel
+from processor.interventions import cancel
 from smtp_agent.claims import Claim
-from smtp_agent.handover import Batch, Refusal
+from smtp_agent.feed import Feed
+from smtp_agent.handover import Batch, Handover, Refusal
+from smtp_agent.rendering import Content, Recipient, Rendered, Renderer
+from testbed.ports import LOOPBACK, reserve_port
 from tests.integration.conftest import (
     INSTANCE,
     START,
@@ -264,6 +269,7 @@ async def test_what_postfix_surely_does_not_have_is_given_back(post: Post) -> No
     assert await cursor(post) == 2
     again = await handover.write_ahead(claim, 3, 9)
     assert ids(again) == dispatch_ids[2:]
+    assert again.handovers == dict(zip(dispatch_ids[2:], [2, 2, 1], strict=True))
     assert await fetch(post.owner, "SELECT handovers FROM messages ORDER BY position") == [
         (1,),
         (1,),
@@ -336,6 +342,66 @@ async def test_a_template_that_fails_is_refused(post: Post) -> None:
     assert [refusal.dispatch_id for refusal in done.refused] == ids(batch)
     await post.handover().reject(done.refused)
     assert set((await post.states()).values()) == {"rejected"}
+
+
+async def test_a_batch_whose_renderer_cannot_be_made_is_given_back(post: Post) -> None:
+    """Whatever fails before a batch is rendered, nothing of it stays handed: it is planned again, and the error is raised."""
+    await post.apply(scheduled())
+    await post.plan([due(1), due(2)])
+    claim, batch = await post.hand(2)
+    feed = Feed(LOOPBACK, reserve_port(), 1, time.monotonic)
+    handover = Handover(post.agent, INSTANCE, post.postfix, feed, "-a.b")
+    with pytest.raises(AddressError):
+        await handover.hand_over(claim, batch, float("inf"))
+    assert set((await post.states()).values()) == {"planned"}
+
+
+async def test_a_message_that_breaks_its_rendering_is_refused_alone(
+    post: Post, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An error that nobody thought of refuses its own message, without the address in the log, and not the others."""
+    await post.apply(scheduled())
+    bad, good = await post.plan([due(1), due(2)])
+    claim, batch = await post.hand(2)
+    render = Renderer.render
+
+    def broken(self: Renderer, recipient: Recipient, date: datetime) -> Rendered:
+        if recipient.dispatch_id == bad:
+            raise KeyError(recipient.email)
+        return render(self, recipient, date)
+
+    monkeypatch.setattr(Renderer, "render", broken)
+    done = await post.handover().hand_over(claim, batch, float("inf"))
+    assert [(r.dispatch_id, r.reply) for r in done.refused] == [
+        (bad, "cannot be rendered: KeyError")
+    ]
+    assert done.given_back == [good]
+    assert "@" not in caplog.text
+
+
+async def test_compiled_templates_are_kept_for_a_few_campaigns(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of more campaigns than are kept the one used longest ago is compiled anew; the content is right all the same."""
+    monkeypatch.setattr("smtp_agent.handover._RENDERERS", 2)
+    made: list[str] = []
+
+    def make(content: Content, bounce_domain: str) -> Renderer:
+        made.append(content.campaign_id)
+        return Renderer(content, bounce_domain)
+
+    monkeypatch.setattr("smtp_agent.handover.Renderer", make)
+    handover = post.handover()
+    batches = {}
+    for campaign_id in "abc":
+        await post.apply(scheduled(campaign_id))
+        await post.plan([due(1, campaign_id)])
+        batches[campaign_id] = await post.hand(1)
+    for campaign_id in "abacab":
+        claim, batch = batches[campaign_id]
+        assert claim.campaign_id == campaign_id
+        await handover.hand_over(claim, batch, float("inf"))
+    assert made == ["a", "b", "c", "b"]
 
 
 async def test_a_refusal_is_final_and_told(post: Post) -> None:

@@ -19,6 +19,9 @@ from contract.operators import Operator
 from processor.operators import apply_operators
 from processor.settings import ProcessorSettings
 from smtp_agent.agent import Agent, AgentError, lock_instance, run_agent
+from smtp_agent.claims import Claim
+from smtp_agent.handover import Batch, HandedOver, Handover
+from smtp_agent.lanes import BATCH_SECONDS, MAX_HANDOVERS, Lane
 from smtp_agent.postfix import read_postfix
 from smtp_agent.settings import AgentSettings
 from testbed import Testbed
@@ -387,20 +390,70 @@ async def test_an_operator_that_is_no_more_is_not_served(
 
 
 async def test_the_pace_outlives_a_restart(house: House) -> None:
-    """What a former run handed over within the minute counts: no 60 s hold more than the limit, its last batch counted late."""
+    """What a former run handed over within the minute counts from the latest end of its batches, the last batch from now."""
     await house.limit(one=60)
     await house.plan(10, "one.test")
     await house.execute(
         f"""
         INSERT INTO handovers (claim_token, batch, chunk_id, at, instance, operator, positions)
         SELECT gen_random_uuid(), 1, 0, clock_timestamp() - age, '{NAME}', 'one', ARRAY(SELECT generate_series(1, n))
-          FROM (VALUES (interval '58.5 s', 40), ('57.5 s', 19), ('1 s', 1)) AS z (age, n)"""  # noqa: S608
+          FROM (VALUES (interval '60.5 s', 40), ('57.5 s', 19), ('1 s', 1)) AS z (age, n)"""  # noqa: S608
     )
     begin = await fetch_one(house.post.owner, "SELECT min(at) FROM handovers")
     async with house.running():
         await house.handed(2)
     first = await fetch_one(house.post.owner, "SELECT min(handed_at) FROM messages")
-    assert first - begin >= timedelta(seconds=60)
+    assert first - begin >= timedelta(seconds=60 + BATCH_SECONDS)
+
+
+async def test_an_operator_that_comes_back_has_one_lane(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator that is taken away and comes back while its lane still ends a batch gets a new lane only after that."""
+    monkeypatch.setattr("smtp_agent.agent._REFRESH_SECONDS", 0.05)
+    batch_may_end = asyncio.Event()
+    running: list[int] = [0]
+    most: list[int] = [0]
+    run, hand_over = Lane.run, Handover.hand_over
+
+    async def counted(lane: Lane) -> None:
+        running[0] += lane.operator == "one"
+        most[0] = max(most[0], running[0])
+        await run(lane)
+        running[0] -= lane.operator == "one"
+
+    async def slow(self: Handover, claim: Claim, batch: Batch, deadline: float) -> HandedOver:
+        await batch_may_end.wait()
+        return await hand_over(self, claim, batch, deadline)
+
+    monkeypatch.setattr(Lane, "run", counted)
+    monkeypatch.setattr(Handover, "hand_over", slow)
+
+    async def looked() -> None:
+        since = await fetch_one(house.post.owner, "SELECT clock_timestamp()")
+        query = "SELECT count(*) FROM instances WHERE seen_at > %s"
+
+        async def seen() -> bool:
+            return bool(await fetch_one(house.post.owner, query, since))
+
+        for _ in range(2):  # a look that began before does not count
+            await house.until(seen)
+            since = await fetch_one(house.post.owner, "SELECT clock_timestamp()")
+
+    await house.limit()
+    await house.plan(5, "one.test")
+    async with house.running():
+        await house.handed(1)
+        async with house.post.worker.connection() as connection:
+            await apply_operators(connection, [Operator("other")], "test", "a test")
+        await looked()
+        await house.limit()
+        await looked()
+        assert (running, most) == ([1], [1])
+        batch_may_end.set()
+        await house.plan(5, "one.test", campaign_id="d")
+        await house.handed(5, "one")
+    assert most == [1]
 
 
 # ------------------------------------------------------------------ pauses
@@ -559,6 +612,111 @@ async def test_a_late_write_ahead_is_not_postfixs_fault(
         monkeypatch.undo()
         await house.handed(5)
     assert lines(caplog, "Postfix") == []
+
+
+# ------------------------------------------------------------------ what Postfix declines
+
+
+async def with_poison(house: House, number: int) -> int:
+    """Plans a message that Postfix always declines, and others behind it; operator `one` takes both. Answers its dispatch."""
+    operators = [Operator("one", ("one.test", "fence.invalid"), None), Operator("other")]
+    async with house.post.worker.connection() as connection:
+        await apply_operators(connection, operators, "test", "a test")
+    await house.post.apply(
+        scheduled("c", templates={"k": Template(subject="Hi", text="Hello")}),
+    )
+    [poison] = await house.post.plan([due(999, domain="fence.invalid", email_key="k")])
+    await house.post.plan([due(n, domain="one.test", email_key="k") for n in range(number)])
+    await house.post.ripen()
+    return poison
+
+
+@pytest.mark.parametrize("limit", [None, 1200])
+async def test_a_declined_message_holds_nobody_up(
+    house: House,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    limit: int | None,
+) -> None:
+    """A message that Postfix always declines is rejected after some tries, and the others go meanwhile, in batches of any size.
+
+    No address is in the log.
+    """
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr("smtp_agent.lanes._ASIDE_SECONDS", 0.2)
+    monkeypatch.setattr("smtp_agent.lanes._BACKOFF", (0.05, 0.1))
+    poison = await with_poison(house, 60)
+    await house.post.owner.execute(
+        "UPDATE operators SET per_minute = %s WHERE operator = 'one'", (limit,)
+    )
+
+    async def settled() -> bool:
+        return await house.states() == {"handed": 60, "rejected": 1}
+
+    async with house.running():
+        await house.until(settled)
+    query = "SELECT handovers, state::text, dsn, reply FROM messages WHERE dispatch_id = %s"
+    [(handovers, state, dsn, reply)] = await fetch(house.post.owner, query, poison)
+    assert (handovers, state, dsn) == (MAX_HANDOVERS, "rejected", "5.7.1")
+    assert reply.startswith("554 5.7.1 <user999@fence.invalid>: Recipient address rejected: ")
+    query = "SELECT max(handovers) FROM messages WHERE dispatch_id <> %s"
+    assert await fetch_one(house.post.owner, query, poison) == 1
+    assert [r.getMessage() for r in caplog.records if "@" in r.getMessage()] == []
+
+
+async def test_where_nothing_passes_nothing_is_rejected(
+    house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What Postfix declines without accepting another stays planned, however often it is tried; the log has the codes alone."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr("smtp_agent.lanes._ASIDE_SECONDS", 0.05)
+    monkeypatch.setattr("smtp_agent.lanes._BACKOFF", (0.01, 0.02))
+    await with_poison(house, 0)
+
+    async def tried_often() -> bool:
+        query = "SELECT max(handovers) FROM messages"
+        return int(await fetch_one(house.post.owner, query)) > MAX_HANDOVERS + 1
+
+    async with house.running():
+        await house.until(tried_often)
+    assert await house.states() == {"planned": 1}
+    assert lines(caplog, "Postfix") == ["one: Postfix accepts nothing: 554 5.7.1"]
+    assert [r.getMessage() for r in caplog.records if "@" in r.getMessage()] == []
+
+
+async def test_what_is_aside_does_not_wait_for_a_turn(house: House) -> None:
+    """A lane that must wait for another's chunk, as `max_chunks` is 1, keeps nothing handed meanwhile that Postfix declined."""
+    poison = await with_poison(house, 0)
+    operators = [
+        Operator("one", ("fence.invalid",), None),
+        Operator("two", ("two.test",), 60),
+        Operator("other"),
+    ]
+    async with house.running(operators="one", max_chunks=1):
+        await house.handed(1)
+    async with house.post.worker.connection() as connection:
+        await apply_operators(connection, operators, "test", "a test")
+    await house.post.plan([due(n, domain="two.test", email_key="k") for n in range(100)])
+    await house.post.ripen()
+
+    async def given_back() -> bool:
+        tries = "SELECT handovers FROM messages WHERE dispatch_id = %s"
+        return (
+            await fetch_one(house.post.owner, tries, poison) >= 2
+            and (await house.post.states())[poison] == "planned"
+        )
+
+    async with house.running(max_chunks=1):
+        await house.until(given_back)
+
+
+async def test_what_is_aside_is_given_back_by_a_drain(house: House) -> None:
+    """An agent that drains leaves nothing handed that Postfix declined."""
+    poison = await with_poison(house, 5)
+    async with house.running():
+        await house.handed(5 + 1)
+    assert await house.states() == {"handed": 5, "planned": 1}
+    assert (await house.post.states())[poison] == "planned"
 
 
 # ------------------------------------------------------------------ whose agent it is

@@ -207,6 +207,11 @@ def test_settings_do_not_change(tmp_path: Path) -> None:
         ),
         (AgentSettings, AGENT + "batch_size = 5", "batch_size: no such setting in [agent]"),
         (
+            AgentSettings,
+            AGENT.replace('"b.test"', '"-a.b"'),
+            ("bounce_domain: the address has no valid domain ([agent] or FAIRPOST_BOUNCE_DOMAIN)"),
+        ),
+        (
             ProcessorSettings,
             PROCESSOR + "batch_size = 0",
             (
