@@ -87,6 +87,30 @@ def test_order_between_the_topics_does_not_matter(build: Build) -> None:
         assert "no_such_variable" in (told[0].reply or "")
 
 
+def test_what_a_campaign_lacks_is_rejected_and_the_rest_goes_out(build: Build) -> None:
+    """An unknown email_key and a missing variable cost their own message only, which tells the reason."""
+    house = build({"gmail": None})
+    house.start()
+    house.publish_campaign("c")
+    rows = (
+        '{"user_id": "u1", "email": "a@gmail.test", "email_key": "no-such-key", "variables": {"name": "A"}}',
+        '{"user_id": "u2", "email": "b@gmail.test", "email_key": "offer"}',
+        '{"user_id": "u3", "email": "c@gmail.test", "email_key": "offer", "variables": {"name": "C"}}',
+    )
+    house.installation.fairpost(
+        *("publish", "due-emails", "-", "--format", "jsonl", "--campaign", "c"),
+        stdin="\n".join(rows).encode(),
+    )
+    house.wait_for_states("c", {"sent": 1, "rejected": 2})
+    reasons = house.query(
+        "SELECT user_id, reply FROM messages JOIN dispatches USING (dispatch_id)"
+        " WHERE state = 'rejected' ORDER BY user_id"
+    )
+    assert "the campaign has none for this email_key" in reasons[0][1]
+    assert "'name' is undefined" in reasons[1][1]
+    assert [a.recipient for a in house.operators["gmail"].accepted()] == ["c@gmail.test"]
+
+
 def test_what_cannot_be_used_is_a_dead_letter(build: Build) -> None:
     """A bad record on each topic of producers is kept with its place and reason, and the next good one goes through."""
     house = build({"gmail": None})
