@@ -2,19 +2,23 @@
 
 import heapq
 import logging
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 import msgspec
-from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from contract.events import DEAD_LETTERS, DeadLetter, EventError, decode_dead_letter
+from processor.kafka_outage import await_answer, checked, passes
 from processor.settings import ProcessorSettings
 from processor.topics import TopicsError
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _TIMEOUT: Final = 15.0
 _NO_OFFSET: Final = -1
@@ -102,31 +106,30 @@ class DeadLetterTopic:
         raise DeadLetterError(f"{position}: no such dead letter; {self._topic} {holds}")
 
     def _partitions(self) -> list[int]:
-        try:
-            topic = self._consumer.list_topics(self._topic, timeout=_TIMEOUT).topics[self._topic]
-        except KafkaException as error:
-            raise self._away(error.args[0].str()) from error
-        if topic.error is not None:
+        found = self._ask(self._look_up)
+        if found is None:
             raise TopicsError(f"topic {self._topic}: is missing: run `fairpost topics create`")
-        return sorted(topic.partitions)
+        return found
+
+    def _look_up(self) -> list[int] | None:
+        topic = self._consumer.list_topics(self._topic, timeout=_TIMEOUT).topics[self._topic]
+        if topic.error is None:
+            return sorted(topic.partitions)
+        if topic.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            return None
+        raise KafkaException(topic.error)
 
     def _bounds(self, partition: int) -> tuple[int, int]:
-        try:
-            low, high = self._consumer.get_watermark_offsets(
-                TopicPartition(self._topic, partition), timeout=_TIMEOUT
-            )
-        except KafkaException as error:
-            raise self._away(error.args[0].str()) from error
+        where = TopicPartition(self._topic, partition)
+        low, high = self._ask(lambda: self._consumer.get_watermark_offsets(where, timeout=_TIMEOUT))
         return low, high
 
     def _offset_at(self, partition: int, at: datetime, high: int) -> int:
         milliseconds = max(0, int(at.timestamp() * 1000))
-        try:
-            [found] = self._consumer.offsets_for_times(
-                [TopicPartition(self._topic, partition, milliseconds)], timeout=_TIMEOUT
-            )
-        except KafkaException as error:
-            raise self._away(error.args[0].str()) from error
+        where = [TopicPartition(self._topic, partition, milliseconds)]
+        [found] = self._ask(
+            lambda: checked(self._consumer.offsets_for_times(where, timeout=_TIMEOUT))
+        )
         return high if found.offset == _NO_OFFSET else found.offset
 
     def _messages(self, partition: int, start: int, end: int) -> Iterator[Message]:
@@ -136,14 +139,32 @@ class DeadLetterTopic:
         self._consumer.assign([TopicPartition(self._topic, partition, start)])
         following = start
         while following < end:
-            message = self._consumer.poll(_TIMEOUT)
-            if message is None:
-                raise self._away("no answer")
-            if (error := message.error()) is not None:
-                raise self._away(error.str())
+            message = self._next()
             following = (message.offset() or 0) + 1
             if following <= end:
                 yield message
+
+    def _next(self) -> Message:
+        """The next record; errors that pass are only told, librdkafka goes on by itself."""
+        end = time.monotonic() + _TIMEOUT
+        reason = "no answer"
+        while (seconds := end - time.monotonic()) > 0:
+            message = self._consumer.poll(seconds)
+            if message is None:
+                break
+            error = message.error()
+            if error is None:
+                return message
+            reason = error.str()
+            if not passes(error):
+                break
+        raise self._away(reason)
+
+    def _ask(self, request: Callable[[], T]) -> T:
+        try:
+            return await_answer(request, _TIMEOUT)
+        except KafkaException as error:
+            raise self._away(error.args[0].str()) from error
 
     def _away(self, reason: str) -> TopicsError:
         return TopicsError(f"kafka {self._servers}: {reason}; is kafka_bootstrap_servers right?")

@@ -8,6 +8,7 @@ from psycopg import AsyncConnection
 from contract.states import MessageState
 from processor import metrics
 from processor.fleet import show_sending
+from processor.instances import count_instances
 from processor.overview import STATE_SUMS, list_campaigns
 
 logger = logging.getLogger(__name__)
@@ -18,6 +19,10 @@ _SWEEP: Final = "SELECT sweep(%s)"
 
 _DROP_EARLY_LINES: Final = (
     "DELETE FROM early_statuses WHERE received_at < clock_timestamp() - interval '1 day'"
+)
+
+_DROP_OLD_RETRIES: Final = (
+    "DELETE FROM retries WHERE at < clock_timestamp() - interval '10 minutes'"
 )
 
 _PENDING: Final = """
@@ -31,7 +36,10 @@ _BY_STATE: Final = f"SELECT {STATE_SUMS} FROM chunks JOIN chunk_counts USING (ch
 
 
 async def sweep(connection: AsyncConnection[Any]) -> int:
-    """Cancels planned messages of cancelled campaigns, a chunk a call, so that planning waits little; 0: none is left."""
+    """Cancels planned messages of cancelled campaigns, a chunk a call, so that planning waits little; answers how many.
+
+    It waits for nobody: 0 means that none is left but in chunks that others have locked just now.
+    """
     row = await (await connection.execute(_SWEEP, (CHUNKS_A_SWEEP,))).fetchone()
     swept = int(row[0]) if row else 0
     metrics.SWEPT.inc(swept)
@@ -39,7 +47,7 @@ async def sweep(connection: AsyncConnection[Any]) -> int:
 
 
 async def sweep_all(connection: AsyncConnection[Any]) -> None:
-    """Sweeps until nothing is left."""
+    """Sweeps until nothing is left that can be had; the rest is for the next turn."""
     while await sweep(connection):
         pass
 
@@ -49,9 +57,16 @@ async def drop_early_lines(connection: AsyncConnection[Any]) -> int:
     return (await connection.execute(_DROP_EARLY_LINES)).rowcount
 
 
+async def drop_old_retries(connection: AsyncConnection[Any]) -> int:
+    """Forgets retries that no pace looks at any more; answers how many seconds' worth."""
+    return (await connection.execute(_DROP_OLD_RETRIES)).rowcount
+
+
 async def observe(connection: AsyncConnection[Any]) -> None:
-    """Measures what waits: the fleet, reservations to be planned, the outbox, messages by state."""
+    """Measures what waits: the fleet, its instances, reservations to be planned, the outbox, messages by state."""
     metrics.SENDING.set((await show_sending(connection)).sending)
+    for instance_state, instances in (await count_instances(connection)).items():
+        metrics.INSTANCES.labels(instance_state).set(instances)
     unplanned = await (await connection.execute(_PENDING)).fetchone()
     outbox = await (await connection.execute(_OUTBOX_AGE)).fetchone()
     states = await (await connection.execute(_BY_STATE.encode())).fetchone()

@@ -1,5 +1,6 @@
 -- sweep: what is still planned in some chunks of cancelled campaigns becomes `cancelled`, at most p_chunks of them a
--- call, so that neither planning nor claims wait long. Answers how many messages; 0: nothing is left to sweep.
+-- call, so that neither planning nor claims wait long. Waits for nobody: a chunk that another has locked is passed over.
+-- Answers how many messages; 0: none is left but in such chunks.
 CREATE OR REPLACE FUNCTION sweep(p_chunks int) RETURNS bigint
 LANGUAGE plpgsql SET search_path = fairpost, pg_temp AS $$
 DECLARE

@@ -15,6 +15,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from msgspec import Struct
 
 from processor import metrics
+from processor.kafka_outage import checked
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +103,8 @@ class Lag:
         """
         lags: dict[str, int] = {}
         asked = [TopicPartition(topic, number) for topic, number in sorted(partitions)]
-        for partition in self._consumer.committed(asked, timeout=_TIMEOUT) if asked else []:
+        found = checked(self._consumer.committed(asked, timeout=_TIMEOUT)) if asked else []
+        for partition in found:
             low, high = self._consumer.get_watermark_offsets(partition, timeout=_TIMEOUT)
             done = max(partition.offset, low)
             lags[partition.topic] = lags.get(partition.topic, 0) + high - done

@@ -1,9 +1,9 @@
 """The topics of an installation: which there must be, and what of them a promise rests on."""
 
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Final, TypeVar
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # re-exported without saying so
     AdminClient,
     ConfigResource,
@@ -13,10 +13,13 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # re-exported
 from msgspec import Struct
 
 from contract import events
+from processor.kafka_outage import await_answer
 from processor.settings import ProcessorSettings
 
 _TIMEOUT: Final = 15.0
 _DAY_MS: Final = 24 * 3600 * 1000
+
+T = TypeVar("T")
 
 
 class TopicSpec(Struct, frozen=True):
@@ -77,7 +80,7 @@ class Topics:
         self._admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 2})
 
     def create(self, specs: list[TopicSpec], *, replication: int) -> list[str]:
-        """Creates those that are missing and answers their names.
+        """Creates those that are missing and answers their names, once they can be found.
 
         Raises:
             TopicsError: Kafka does not answer or refuses.
@@ -103,7 +106,9 @@ class Topics:
                 future.result(timeout=_TIMEOUT)
             except KafkaException as error:
                 raise TopicsError(f"topic {topic}: {error.args[0].str()}") from error
-        return [spec.name for spec in missing]
+        names = [spec.name for spec in missing]
+        self._ask(lambda: self._list(names))
+        return names
 
     def check(self, specs: list[TopicSpec]) -> list[TopicState]:
         """Compares each topic with what it must be.
@@ -127,13 +132,15 @@ class Topics:
         return {topic: present[topic] for topic in topics if topic in present}
 
     def _partitions(self) -> dict[str, int]:
-        try:
-            topics = self._admin.list_topics(timeout=_TIMEOUT).topics
-        except KafkaException as error:
-            raise TopicsError(
-                f"kafka {self._bootstrap_servers}: {error.args[0].str()}; is kafka_bootstrap_servers right?"
-            ) from error
+        topics = self._ask(lambda: self._admin.list_topics(timeout=_TIMEOUT).topics)
         return {name: len(topic.partitions) for name, topic in topics.items()}
+
+    def _list(self, names: Iterable[str]) -> None:
+        """Finds these topics; a broker hears of a new one a moment after the controller has made it."""
+        present = self._admin.list_topics(timeout=_TIMEOUT).topics
+        for name in names:
+            if name not in present:
+                raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART, f"no {name} yet"))
 
     def _complaint(self, spec: TopicSpec, present: dict[str, int]) -> str | None:
         if spec.name not in present:
@@ -148,5 +155,15 @@ class Topics:
 
     def _config(self, topic: str) -> dict[str, str | None]:
         resource = ConfigResource(ResourceType.TOPIC, topic)
-        entries = self._admin.describe_configs([resource])[resource].result(timeout=_TIMEOUT)
+        entries = self._ask(
+            lambda: self._admin.describe_configs([resource])[resource].result(timeout=_TIMEOUT)
+        )
         return {name: entry.value for name, entry in entries.items()}
+
+    def _ask(self, request: Callable[[], T]) -> T:
+        try:
+            return await_answer(request, _TIMEOUT)
+        except KafkaException as error:
+            raise TopicsError(
+                f"kafka {self._bootstrap_servers}: {error.args[0].str()}; is kafka_bootstrap_servers right?"
+            ) from error

@@ -167,25 +167,31 @@ async def test_planning_and_claims_go_on_beside_a_sweep(post: Post, refusals: Re
     for first in range(0, 10_000, 1_000):
         await post.plan([due(n) for n in range(first, first + 1_000)])
     await post.apply(cancelled())
-    swept: list[int] = []
-    planned: list[int] = []
 
-    async def sweep_slowly() -> None:
-        async with post.worker.connection() as connection:
-            while number := await sweep(connection):
-                swept.append(number)
-
-    async def plan_and_claim() -> None:
-        for first in range(20_000, 20_010):
-            await post.plan([due(first), due(first, "d")])
-            planned.append(len(swept))
+    async def plan_and_claim(first: int) -> None:
+        for number in range(first, first + 10):
+            await post.plan([due(number), due(number, "d")])
         await post.ripen()
         claim = await post.claim()
         assert claim.campaign_id == "d"
+        await post.claims().release(claim)
 
-    await asyncio.gather(sweep_slowly(), plan_and_claim())
-    assert sum(swept) == 10_000
-    assert planned[0] < len(swept) == 20
+    async with post.worker.connection() as connection, connection.transaction():
+        assert await sweep(connection) == 500
+        async with asyncio.timeout(30):
+            await plan_and_claim(20_000)
+
+    left = "SELECT count(*) FROM chunks WHERE campaign_id = 'c' AND has_planned"
+
+    async def sweep_to_the_end() -> int:
+        swept = 0
+        async with post.worker.connection() as connection:
+            while await fetch_one(post.owner, left):
+                swept += await sweep(connection)
+        return swept
+
+    swept, _ = await asyncio.gather(sweep_to_the_end(), plan_and_claim(30_000))
+    assert swept == 9_500
     assert [line for line in refusals() if "deadlock" in line] == []
     assert sorted(set((await post.states()).values())) == ["cancelled", "planned"]
 
