@@ -30,7 +30,7 @@ test: setup lint ## All tests, on real services
 	@$(BIN)/python -m pytest tests/unit tests/integration tests/acceptance tests/chaos
 
 .PHONY: chaos
-chaos: setup ## kill -9 while mail flows, and every promise checked (ONLY=processor, SEED=n, SEEDS=n in a row)
+chaos: setup ## kill -9 while mail flows, and every promise checked (ONLY=processor or agent, SEED=n, SEEDS=n in a row)
 	@$(BIN)/python -m testbed.chaos $(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS))
 
 .PHONY: bench

@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks import (
+    claim,
     due_to_planned,
     due_to_send,
+    fair_share,
+    feed,
     planning,
     planning_growth,
     reservation,
@@ -32,6 +35,9 @@ BENCHMARKS: Final[dict[str, Callable[[Testbed], list[Measurement]]]] = {
     sizes.NAME: sizes.measure,
     due_to_send.NAME: due_to_send.measure,
     due_to_planned.NAME: due_to_planned.measure,
+    claim.NAME: claim.measure,
+    fair_share.NAME: fair_share.measure,
+    feed.NAME: feed.measure,
 }
 """Each measures on a testbed of Kafka and PostgreSQL, fsync on, and adds what else it needs."""
 

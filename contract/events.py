@@ -196,7 +196,13 @@ class AgentReport(Struct, frozen=True, tag_field="source", tag="agent", kw_only=
         event: what happened.
         accepted: (dispatch id, queue id) of what Postfix took.
         refused: (dispatch id, reply) of what it refused for good.
-        seconds: how long the hand-over took.
+        declined: (dispatch id, reply) of what it did not take for reasons that may pass.
+        given_back: how many were not sent in time.
+        in_doubt: dispatch ids of what Postfix may have.
+        unsent: why the first that was tried and given back was; null where none was tried.
+        reason: why a fence was asked for.
+        doubtful: how many messages that fence is to judge.
+        seconds: how long the hand-over took, or the fence.
     """
 
     instance: str
@@ -207,7 +213,12 @@ class AgentReport(Struct, frozen=True, tag_field="source", tag="agent", kw_only=
     campaign_id: str | None = None
     accepted: list[tuple[int, str]] = []
     refused: list[tuple[int, str]] = []
+    declined: list[tuple[int, str]] = []
     given_back: int = 0
+    in_doubt: list[int] = []
+    unsent: str | None = None
+    reason: Literal["start", "doubt", "restart", "audit"] | None = None
+    doubtful: int = 0
     seconds: float = 0.0
 
 

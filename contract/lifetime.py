@@ -41,6 +41,20 @@ async def live(
             raise end
 
 
+async def until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Does work that has no end of its own until told to stop; then it is cut off wherever it is."""
+    working = asyncio.create_task(work)
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({working, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopped.cancel()
+        working.cancel()
+        [end] = await asyncio.gather(working, return_exceptions=True)
+    if isinstance(end, Exception):
+        raise end
+
+
 async def _cancel_late(stop: asyncio.Event, tasks: list[asyncio.Task[None]], grace: float) -> None:
     await stop.wait()
     await asyncio.sleep(grace)

@@ -72,7 +72,7 @@ MESSAGE_TRANSITIONS: Final[dict[MessageState, frozenset[MessageState]]] = {
     | {
         MessageState.PLANNED,  # a person says: not sent
         MessageState.SUPPRESSED,  # the same, and suppressed meanwhile
-        MessageState.CANCELLED,  # the same, and the campaign cancelled meanwhile
+        MessageState.CANCELLED,  # the same, and the campaign cancelled meanwhile; or a person gives it up
         MessageState.QUEUED,
         MessageState.DEFERRED,
     },

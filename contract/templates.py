@@ -233,6 +233,8 @@ def _compile(sandbox: _Sandbox, source: str) -> CompiledTemplate:
 
 
 def _fault(line: int | None, error: Exception) -> str:
+    if isinstance(error, MemoryError):
+        error = SecurityError("it takes too much memory")
     what = " ".join(str(error).split()) or type(error).__name__
     what = "".join(character if character.isprintable() else "?" for character in what)
     where = "" if line is None else f"line {line}: "

@@ -21,6 +21,7 @@ from contract.events import (
     campaign_event_type,
     decode_campaign_event,
 )
+from contract.fail_points import FailPoints, WorkerFailPoint
 from contract.outage import first_line
 from contract.states import CampaignState, next_campaign_state
 from contract.templates import TemplateError, check_templates
@@ -28,7 +29,6 @@ from processor import metrics
 from processor.consuming import Done, Record, Status
 from processor.dead_letters import dead_letter
 from processor.emitting import Emission, Emitter
-from processor.fail_points import FailPoint, FailPoints
 from processor.settings import ProcessorSettings
 
 STEP: Final = "campaigns"
@@ -80,7 +80,7 @@ class Campaigns:
     async def _apply(self, record: Record, event: CampaignEvent) -> bool:
         async with self._pool.connection() as connection, connection.transaction():
             applied = await apply_event(connection, event, record.at, record.offset)
-        self._fail_points.reach(FailPoint.CAMPAIGN_APPLIED)
+        self._fail_points.reach(WorkerFailPoint.CAMPAIGN_APPLIED)
         metrics.CAMPAIGN_EVENTS.labels(
             campaign_event_type(event), "applied" if applied else "old"
         ).inc()

@@ -53,6 +53,9 @@ OUTBOX_AGE: Final = Gauge(
 SENDING: Final = Gauge(
     "fairpost_sending", "Whether the fleet sends: 1, or 0 after `fairpost sending off`."
 )
+INSTANCES: Final = Gauge(
+    "fairpost_instances", "Instances by state: alive, paused, silent, retired.", ["state"]
+)
 UNPLANNED: Final = Gauge("fairpost_unplanned", "Dispatches reserved and not yet planned.")
 UNPLANNED_AGE: Final = Gauge(
     "fairpost_unplanned_age_seconds", "Age of the oldest reservation that is not yet planned."
@@ -63,3 +66,16 @@ IMBALANCE: Final = Gauge(
 )
 MESSAGES: Final = Gauge("fairpost_messages", "Messages by state.", ["state"])
 SWEPT: Final = Counter("fairpost_swept_total", "Planned messages cancelled with their campaign.")
+FENCES: Final = Counter("fairpost_fences_total", "Fences judged.", ["reason"])
+FENCED: Final = Counter(
+    "fairpost_fenced_messages_total",
+    "Messages that fences judged: given_back, or uncertain.",
+    ["result"],
+)
+UNKNOWN_FENCES: Final = Counter(
+    "fairpost_fence_lines_unmatched_total", "Lines of fences that none waits for, repeats included."
+)
+FENCES_UNJUDGED: Final = Gauge("fairpost_fences_unjudged", "Fences asked for and not yet judged.")
+FENCE_AGE: Final = Gauge(
+    "fairpost_fence_age_seconds", "Age of the oldest fence that is not yet judged."
+)

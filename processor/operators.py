@@ -31,7 +31,7 @@ _CLEAR_DOMAINS: Final = "DELETE FROM operator_domains"
 _ADD_DOMAINS: Final = (
     "INSERT INTO operator_domains (domain, operator) SELECT unnest(%s::text[]), %s"
 )
-_AUDIT: Final = "INSERT INTO audit (actor, action, subject) VALUES (%s, 'operators.apply', %s)"
+_AUDIT: Final = "INSERT INTO audit (actor, action, subject) VALUES (%s, %s, %s)"
 
 
 async def apply_operators(
@@ -47,7 +47,7 @@ async def apply_operators(
             await connection.execute(_IMPATIENTLY)
             await connection.execute(_LOCK)
             await _replace(connection, operators)
-            await connection.execute(_AUDIT, (actor, source))
+            await connection.execute(_AUDIT, (actor, "operators.apply", source))
 
     await outlast("operators", apply, lambda error: isinstance(error, LockNotAvailable))
 
@@ -146,3 +146,39 @@ async def list_operators(connection: AsyncConnection[Any]) -> list[AppliedOperat
     """Every operator, by name."""
     async with connection.cursor(row_factory=class_row(AppliedOperator)) as cursor:
         return await (await cursor.execute(_LIST)).fetchall()
+
+
+_PAUSE: Final = """
+UPDATE operators SET paused_at = coalesce(paused_at, clock_timestamp()) WHERE operator = %s"""
+_RESUME: Final = "UPDATE operators SET paused_at = NULL WHERE operator = %s"
+
+
+class OperatorError(ValueError):
+    """What a person asked of an operator cannot be done; the text is one line."""
+
+
+async def pause_operator(connection: AsyncConnection[Any], operator: str, actor: str) -> None:
+    """Stops the lanes of an operator at their next batch, until a person resumes it; what Postfix has goes on.
+
+    Raises:
+        OperatorError: it is unknown.
+    """
+    await _act(connection, _PAUSE, operator, actor, "operator.pause")
+
+
+async def resume_operator(connection: AsyncConnection[Any], operator: str, actor: str) -> None:
+    """Lifts a pause.
+
+    Raises:
+        OperatorError: it is unknown.
+    """
+    await _act(connection, _RESUME, operator, actor, "operator.resume")
+
+
+async def _act(
+    connection: AsyncConnection[Any], statement: str, operator: str, actor: str, action: str
+) -> None:
+    async with connection.transaction():
+        if (await connection.execute(statement.encode(), (operator,))).rowcount == 0:
+            raise OperatorError(f"operator {operator!r}: unknown; see `fairpost operators list`")
+        await connection.execute(_AUDIT, (actor, action, operator))

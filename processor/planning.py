@@ -20,6 +20,7 @@ from contract.events import (
     SendEmail,
     decode_send_email,
 )
+from contract.fail_points import FailPoints, WorkerFailPoint
 from contract.operators import domain_of
 from contract.outage import first_line
 from processor import metrics
@@ -27,7 +28,6 @@ from processor.blocks import run_blocks
 from processor.consuming import Done, Record, Status
 from processor.dead_letters import dead_letter
 from processor.emitting import Emission, Emitter
-from processor.fail_points import FailPoint, FailPoints
 from processor.settings import ProcessorSettings
 
 STEP: Final = "planning"
@@ -97,7 +97,7 @@ class Planning:
         )
         async with self._pool.connection() as connection:
             rows = await (await connection.execute(_PLAN, columns)).fetchall()
-        self._fail_points.reach(FailPoint.BLOCK_PLANNED)
+        self._fail_points.reach(WorkerFailPoint.BLOCK_PLANNED)
         return [state for _, state in rows]
 
 

@@ -22,13 +22,13 @@ from contract.events import (
     SendEmail,
     decode_due_email,
 )
+from contract.fail_points import FailPoints, WorkerFailPoint
 from contract.outage import first_line
 from processor import metrics
 from processor.blocks import run_blocks
 from processor.consuming import Done, Record, Status
 from processor.dead_letters import dead_letter
 from processor.emitting import Emission, Emitter
-from processor.fail_points import FailPoint, FailPoints
 from processor.settings import ProcessorSettings
 
 STEP: Final = "reservation"
@@ -91,14 +91,14 @@ class Reservation:
                 for record, why in dead
             ]
         )
-        self._fail_points.reach(FailPoint.BATCH_EMITTED)
+        self._fail_points.reach(WorkerFailPoint.BATCH_EMITTED)
         _count(reserved, len(due), len(dead))
         return Done(Status.SENT, users, len(reserved))
 
     async def _reserve(self, block: Sequence[Due]) -> list[Reserved]:
         async with self._pool.connection() as connection:
             rows = await (await connection.execute(_RESERVE, _columns(block))).fetchall()
-        self._fail_points.reach(FailPoint.BLOCK_RESERVED)
+        self._fail_points.reach(WorkerFailPoint.BLOCK_RESERVED)
         return [Reserved(block[ordinal - 1], *row) for ordinal, *row in sorted(rows)]
 
     def _send_email(self, reserved: Reserved) -> Emission:

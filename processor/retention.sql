@@ -26,6 +26,7 @@ BEGIN
      AND NOT EXISTS (SELECT FROM messages m WHERE m.chunk_id = k.chunk_id)
      AND EXISTS (SELECT FROM chunks later WHERE later.campaign_id = k.campaign_id AND later.number > k.number);
   IF FOUND THEN
+    DELETE FROM claims WHERE chunk_id = p_chunk_id;
     DELETE FROM chunk_counts WHERE chunk_id = p_chunk_id;
   END IF;
   RETURN v_pruned;

@@ -3,17 +3,14 @@
 from typing import Annotated, ClassVar, Literal
 from zoneinfo import ZoneInfo
 
-import msgspec
 from pydantic import AliasChoices, Field, field_validator
-from pydantic_settings import NoDecode
 
 from contract import events
 from contract.database import Dsn
+from contract.fail_points import Probabilities, WorkerFailPoint
 from contract.settings import Settings
-from processor.fail_points import FailPoint
 
 Port = Annotated[int, Field(ge=0, le=65535)]
-Probability = Annotated[float, Field(ge=0, le=1)]
 
 
 class ProcessorSettings(Settings):
@@ -37,18 +34,7 @@ class ProcessorSettings(Settings):
     worker_metrics_port: Port = 9701
     tracker_metrics_port: Port = 9702
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    fail_points: Annotated[dict[FailPoint, Probability], NoDecode] = {}  # noqa: RUF012  copied
-
-    @field_validator("fail_points", mode="before")
-    @classmethod
-    def _parse(cls, value: object) -> object:
-        """In the environment they are a JSON object."""
-        if not isinstance(value, str):
-            return value
-        try:
-            return msgspec.json.decode(value)
-        except msgspec.DecodeError as error:
-            raise ValueError(f"is no JSON: {error}") from None
+    fail_points: Probabilities[WorkerFailPoint] = {}  # noqa: RUF012  copied
 
     @field_validator("log_timezone")
     @classmethod

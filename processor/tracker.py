@@ -19,6 +19,7 @@ from processor import housekeeping
 from processor.consuming import Record
 from processor.dead_letters import dead_letter
 from processor.emitting import Emission
+from processor.fences import drop_old_fences, judge_fences, observe_fences
 from processor.operators import replan_moved
 from processor.outbox import Outbox, OutboxError
 from processor.publishing import Publisher
@@ -34,10 +35,14 @@ HouseTask = Callable[[psycopg.AsyncConnection[Any]], Awaitable[object]]
 
 _HOUSE_TASKS: Final[tuple[tuple[str, float, HouseTask], ...]] = (
     ("sweep", 1.0, housekeeping.sweep_all),
+    ("fences", 1.0, judge_fences),
     ("observe", 10.0, housekeeping.observe),
+    ("observe fences", 10.0, observe_fences),
     ("replan", 10.0, partial(replan_moved, only_removed=True)),
     ("balance", 60.0, housekeeping.check_balance),
     ("early lines", 600.0, housekeeping.drop_early_lines),
+    ("retries", 60.0, housekeeping.drop_old_retries),
+    ("old fences", 3600.0, drop_old_fences),
 )
 
 

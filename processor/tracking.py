@@ -1,13 +1,16 @@
 """Tracking: what the mail logs say becomes the states of messages.
 
 A batch of `delivery-log` is parsed by pure functions and written by one query (`tracking.sql`), which also writes the
-outbox. What is read again changes nothing.
+outbox. What is read again changes nothing. The line of a fence ends a query: the fence is judged when all before it is
+written.
 """
 
+import logging
 from collections.abc import Sequence
 from datetime import datetime, tzinfo
 from typing import Final
 
+import msgspec
 from msgspec import Struct
 
 from contract.database import Pool
@@ -25,7 +28,10 @@ from contract.states import MessageState
 from processor import log_header, metrics, postfix_log
 from processor.blocks import run_blocks
 from processor.consuming import Record
+from processor.fences import judge_fences, lose_evidence, see_fence
 from processor.replies import classify
+
+logger = logging.getLogger(__name__)
 
 STEP: Final = "tracking"
 BLOCK_SIZE: Final = 2_000
@@ -58,7 +64,14 @@ class Told(Struct, frozen=True):
     reply: str | None = None
 
 
-def told_by(line: PostfixLine, now: datetime, tz: tzinfo) -> Told | None:
+class FenceSeen(Struct, frozen=True):
+    """The line of a fence in an instance's log."""
+
+    instance: str
+    token: str
+
+
+def told_by(line: PostfixLine, now: datetime, tz: tzinfo) -> Told | FenceSeen | None:
     """What a line of an instance's log tells, or None where it tells nothing of a message.
 
     Args:
@@ -89,6 +102,8 @@ def told_by(line: PostfixLine, now: datetime, tz: tzinfo) -> Told | None:
                 parsed.dsn,
                 parsed.text[:MAX_REPLY],
             )
+        case postfix_log.Fence():
+            return FenceSeen(line.instance, parsed.token)
         case postfix_log.Expired():
             return Told(
                 line.instance,
@@ -99,6 +114,27 @@ def told_by(line: PostfixLine, now: datetime, tz: tzinfo) -> Told | None:
             )
         case _:
             return None
+
+
+class _Origin(Struct, frozen=True):
+    source: str = ""
+    instance: str = ""
+
+
+def log_of(record: Record) -> str | None:
+    """The instance in whose log a record that could not be used may have been a line; None: it was no line of any.
+
+    All that Fluentd sends of a host has its instance as key. An agent's report is no line.
+    """
+    try:
+        origin = msgspec.json.decode(record.value, type=_Origin)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        origin = _Origin()
+    if origin.source == "agent":
+        return None
+    # Postgres holds no name with a NUL, so none such is an instance's.
+    instance = origin.instance or (record.key or b"").decode(errors="replace")
+    return instance if "\0" not in instance else None
 
 
 class Tracking:
@@ -114,28 +150,58 @@ class Tracking:
         Raises psycopg.Error where the database cannot take it.
         """
         told: list[tuple[Record, Told]] = []
+        unreadable: list[tuple[Record, str]] = []
         dead: list[tuple[Record, str]] = []
         for record in records:
             try:
-                line = decode_delivery_log(record.value)
-                news = self._news(line, now)
+                news = self._news(decode_delivery_log(record.value), now)
             except (EventError, ValueError) as error:
-                dead.append((record, first_line(error)))
-            else:
-                if news is not None:
+                unreadable.append((record, first_line(error)))
+                continue
+            match news:
+                case Told():
                     told.append((record, news))
+                case FenceSeen():
+                    dead += await self._write_all(told, unreadable)
+                    told, unreadable = [], []
+                    await self._judge(news)
+                case None:
+                    pass
+        dead += await self._write_all(told, unreadable)
+        metrics.DEAD_LETTERS.labels(STEP).inc(len(dead))
+        metrics.EVENTS.labels(STEP).inc(len(records))
+        return dead
+
+    async def _write_all(
+        self, told: Sequence[tuple[Record, Told]], unreadable: Sequence[tuple[Record, str]]
+    ) -> list[tuple[Record, str]]:
+        """Writes what lines told; answers those that could not be used, whose evidence is lost."""
         results, refused = await run_blocks(told, BLOCK_SIZE, self._write)
         for state, lines in results:
             if state is None:
                 metrics.EARLY_LINES.inc(lines)
             else:
                 metrics.OUTCOMES.labels(state).inc(lines)
-        dead += [(record, why) for (record, _), why in refused]
-        metrics.DEAD_LETTERS.labels(STEP).inc(len(dead))
-        metrics.EVENTS.labels(STEP).inc(len(records))
+        dead = [*unreadable, *((record, why) for (record, _), why in refused)]
+        for instance in sorted(filter(None, {log_of(record) for record, _ in dead})):
+            async with self._pool.connection() as connection:
+                lost = await lose_evidence(connection, instance)
+            if lost:
+                logger.warning(
+                    "a line of %s could not be used: no fence can prove what became of %d hand-overs",
+                    instance,
+                    lost,
+                )
         return dead
 
-    def _news(self, line: DeliveryLogRecord, now: datetime) -> Told | None:
+    async def _judge(self, line: FenceSeen) -> None:
+        async with self._pool.connection() as connection:
+            if await see_fence(connection, line.token, line.instance):
+                await judge_fences(connection)
+            else:
+                metrics.UNKNOWN_FENCES.inc()
+
+    def _news(self, line: DeliveryLogRecord, now: datetime) -> Told | FenceSeen | None:
         if isinstance(line, AgentReport):
             metrics.AGENT_REPORTS.labels(line.event).inc()
             return None

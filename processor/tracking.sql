@@ -6,7 +6,8 @@
 -- under a null state how many wait for their queue id.
 --
 -- A line counts only from the message's own instance, only while the message is not final, and only if it tells more
--- than is known: a later state, or a later `deferred`. So a batch that is read again changes nothing.
+-- than is known: a later state, or a later `deferred`. So a batch that is read again changes nothing. Deliveries that Postfix
+-- tried again are counted in `retries`.
 CREATE OR REPLACE FUNCTION track(
   p_instances text[], p_queue_ids text[], p_dispatch_ids bigint[], p_states message_state[], p_ats timestamptz[],
   p_classes text[], p_dsns text[], p_replies text[])
@@ -49,13 +50,13 @@ BEGIN
         ON CONFLICT (instance, queue_id, at, state) DO NOTHING
     RETURNING 1
   ), message AS MATERIALIZED (
-    SELECT m.dispatch_id, m.state, m.status_at, m.attempts, m.instance, m.email = '' AS forgotten
+    SELECT m.dispatch_id, m.state, m.status_at, m.attempts, m.instance, m.chunk_id, m.email = '' AS forgotten
       FROM messages m
      WHERE m.dispatch_id = ANY (ARRAY(SELECT dispatch_id FROM known WHERE dispatch_id IS NOT NULL))
        AND m.state >= 'handed' AND m.state < 'sent'
      ORDER BY m.dispatch_id FOR NO KEY UPDATE
   ), compared AS ( -- each line beside what was known before it, the earlier lines of this batch included
-    SELECT k.instance, k.dispatch_id, k.state, k.at, k.class, k.dsn, k.ordinal, m.attempts,
+    SELECT k.instance, k.dispatch_id, k.state, k.at, k.class, k.dsn, k.ordinal, m.attempts, m.chunk_id,
            CASE WHEN NOT m.forgotten THEN k.reply END AS reply,
            greatest(m.state, max(k.state) OVER earlier) AS before,
            greatest(CASE WHEN m.state = 'deferred' THEN m.status_at END,
@@ -75,6 +76,12 @@ BEGIN
   ), told AS (
     INSERT INTO outbox (dispatch_id, status, at, attempt, class, dsn, reply, instance)
     SELECT dispatch_id, state, at, attempt, class, dsn, reply, instance FROM news ORDER BY ordinal
+  ), retried AS (
+    INSERT INTO retries AS r (instance, operator, at, number)
+    SELECT n.instance, k.operator, date_trunc('second', n.at), count(*) FROM news n JOIN chunks k USING (chunk_id)
+     WHERE n.attempt > 1 AND n.state IN ('deferred', 'sent', 'bounced')
+     GROUP BY 1, 2, 3 ORDER BY 1, 2, 3
+        ON CONFLICT (instance, operator, at) DO UPDATE SET number = r.number + excluded.number
   )
   SELECT news.state, count(*) FROM news GROUP BY news.state
   UNION ALL

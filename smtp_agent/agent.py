@@ -3,6 +3,8 @@
 import asyncio
 import fcntl
 import logging
+import os
+import random
 import re
 import time
 from datetime import UTC, datetime
@@ -12,20 +14,28 @@ from pathlib import Path
 from typing import IO, Final
 
 from msgspec import Struct
+from prometheus_client import REGISTRY
 from psycopg.rows import TupleRow
 
 from contract.database import Pool, is_outage, open_pool
-from contract.lifetime import live, rest, stop_on_signals
+from contract.fail_points import FailPoints
+from contract.lifetime import live, rest, stop_on_signals, until
 from contract.outage import outlast
 from smtp_agent import metrics
+from smtp_agent.backlog import Backlog
 from smtp_agent.claims import Claims
+from smtp_agent.control import Control, socket_path
 from smtp_agent.feed import Feed
+from smtp_agent.fence import Fence, Gate
 from smtp_agent.handover import Handover
 from smtp_agent.lanes import BATCH_SECONDS, Lane, Workshop
-from smtp_agent.pacing import WINDOW, Pace
+from smtp_agent.notify import NOBODY, Notifier, telling
+from smtp_agent.pacing import WINDOW, Pace, Retries
 from smtp_agent.postfix import Postfix, read_postfix
+from smtp_agent.pulse import Pulse
 from smtp_agent.reporting import Reporter
 from smtp_agent.settings import AgentSettings
+from smtp_agent.status import AgentState, AgentStatus, FenceStatus
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +45,14 @@ _MACHINE_ID: Final = re.compile(r"[0-9a-f]{32}")
 
 _REGISTER: Final = "SELECT register_instance(%s, %s, %s, %s, %s)"
 
-_OPERATORS: Final = "SELECT operator, per_minute FROM operators ORDER BY operator"
+_OPERATORS: Final = """
+SELECT operator, per_minute, ARRAY(SELECT domain FROM operator_domains d WHERE d.operator = o.operator)
+  FROM operators o ORDER BY operator"""
+
+# Deliveries that this instance's Postfix tried again, by the second.
+_RETRIES: Final = """
+SELECT operator, at, number FROM retries
+ WHERE instance = %s AND at > clock_timestamp() - make_interval(secs => %s)"""
 
 # What this instance handed over by age, as far back as it counts; the last batch may still be on its way.
 _RECENT: Final = """
@@ -50,10 +67,11 @@ class AgentError(Exception):
 
 
 class OperatorLimit(Struct, frozen=True):
-    """An operator, and how many messages a minute it takes from this instance; None: no limit."""
+    """An operator, how many messages a minute it takes from this instance (None: no limit), and its domains."""
 
     operator: str
     per_minute: int | None
+    domains: list[str]
 
 
 class Agent:
@@ -72,8 +90,65 @@ class Agent:
         self._settings = settings
         self._postfix = postfix
         self._pool = pool
-        self._lanes: dict[str, Lane] = {}
         self._stopping = stopping
+        self._lanes: dict[str, Lane] = {}
+        self._retries: dict[str, Retries] = {}
+        self._operator_of: dict[str, str] = {}
+        self._gate = Gate()
+        self._backlog = Backlog(postfix)
+        self._pulse = Pulse(time.monotonic)
+        self._fail_points = FailPoints(settings.fail_points)
+        self._feed = Feed(
+            settings.feed_host,
+            settings.feed_port,
+            settings.feed_connections,
+            time.monotonic,
+            self._fail_points,
+        )
+        self._reporter = Reporter(settings.fluentd_host, settings.fluentd_port)
+        self._fence = Fence(
+            pool,
+            settings.instance,
+            postfix,
+            self._feed,
+            port=settings.feed_port,
+            bounce_domain=settings.bounce_domain,
+            reporter=self._reporter,
+            fail_points=self._fail_points,
+        )
+        self._started_at = datetime.now(UTC)
+        self._registered = False
+
+    def status(self) -> AgentStatus:
+        """What it does now."""
+        last = self._fence.last
+        return AgentStatus(
+            instance=self._settings.instance,
+            version=version("fairpost"),
+            pid=os.getpid(),
+            started_at=self._started_at,
+            state=self._state(),
+            postfix_started_at=self._postfix.started_at(),
+            postfix_runs=self._postfix.runs(),
+            queue=self._backlog.held,
+            queue_listed_at=self._backlog.listed_at,
+            last_fence=FenceStatus(last.reason, last.asked_at, last.doubtful) if last else None,
+            feed_connections_open=int(REGISTRY.get_sample_value("fairpost_feed_connections") or 0),
+            drain_seconds=self._settings.drain_seconds,
+            reports_dropped=self._reporter.dropped,
+            lanes=tuple(self._lanes[name].status() for name in sorted(self._lanes)),
+        )
+
+    def _state(self) -> AgentState:
+        if self._stopping.is_set():
+            return "draining"
+        if not self._registered:
+            return "starting"
+        return "running" if self._gate.is_open else "fencing"
+
+    def standing(self) -> list[str]:
+        """The lanes that do not move, though they should."""
+        return self._pulse.standing()
 
     async def run(self) -> None:
         """Serves the operators until it is drained.
@@ -82,26 +157,45 @@ class Agent:
             AgentError: the name belongs to another machine or queue.
         """
         settings = self._settings
-        feed = Feed(
-            settings.feed_host, settings.feed_port, settings.feed_connections, time.monotonic
-        )
-        reporter = Reporter(settings.fluentd_host, settings.fluentd_port)
         workshop = Workshop(
             claims=Claims(self._pool, settings.instance, settings.lease_seconds),
             handover=Handover(
-                self._pool, settings.instance, self._postfix, feed, settings.bounce_domain
+                self._pool,
+                settings.instance,
+                self._postfix,
+                self._feed,
+                settings.bounce_domain,
+                fail_points=self._fail_points,
             ),
-            reporter=reporter,
+            gate=self._gate,
+            backlog=self._backlog,
+            pulse=self._pulse,
+            reporter=self._reporter,
             slots=asyncio.Semaphore(settings.max_chunks or _SLOTS_WITHOUT_CAP),
             stopping=self._stopping,
         )
+        self._gate.demand("start")
         try:
-            await outlast("register", self._register_start, is_outage)
-            await live(self._stopping, self._serve(workshop))
-            reporter.report("drained", at=datetime.now(UTC).isoformat())
+            await until(self._stopping, outlast("register", self._register_start, is_outage))
+            await live(
+                self._stopping,
+                self._serve(workshop),
+                until(self._stopping, self._keep_fenced()),
+                until(self._stopping, self._audit()),
+                self._backlog.watch(lambda: self._operator_of, self._stopping),
+                grace=settings.drain_seconds,
+            )
+            if held := self.status().held:
+                logger.warning(
+                    "not drained within %g s: %d chunks are held until their leases run out",
+                    settings.drain_seconds,
+                    len(held),
+                )
+            self._reporter.report("drained", at=datetime.now(UTC).isoformat())
         finally:
-            await feed.close()
-            reporter.close()
+            await workshop.handover.close()
+            await self._feed.close()
+            await asyncio.to_thread(self._reporter.close)
 
     async def _serve(self, workshop: Workshop) -> None:
         """Keeps a lane for each operator, at its limit, until the agent drains."""
@@ -112,8 +206,10 @@ class Agent:
             try:
                 while not self._stopping.is_set():
                     operators = await outlast("operators", self._read_operators, is_outage)
+                    self._watch_postfix()
                     if self._settings.send_email:
                         await self._follow(operators, tasks, workshop)
+                        await self._take_retries_off()
                     await rest(self._stopping, _REFRESH_SECONDS)
             except AgentError as error:
                 # The name was retired meanwhile: the lanes end at their batches' ends.
@@ -122,9 +218,30 @@ class Agent:
         if refusal is not None:
             raise refusal
 
+    async def _keep_fenced(self) -> None:
+        """Takes a fence at the start, and whenever one is demanded."""
+        await self._fence.take_over()
+        while True:
+            await self._fence.ask(await self._gate.demanded())
+            self._gate.open()
+
+    async def _audit(self) -> None:
+        """Asks every now and then for what Postfix should have told long since."""
+        while True:
+            await asyncio.sleep(self._settings.audit_seconds * random.uniform(0.8, 1.2))
+            await self._fence.audit()
+
+    def _watch_postfix(self) -> None:
+        """Demands a fence when Postfix was restarted since the last one."""
+        started_at = self._postfix.started_at()
+        last = self._fence.last
+        if last and started_at not in (None, last.postfix_started_at):
+            self._gate.demand("restart")
+
     async def _follow(
         self, operators: list[OperatorLimit], tasks: asyncio.TaskGroup, workshop: Workshop
     ) -> None:
+        self._operator_of = {domain: o.operator for o in operators for domain in o.domains}
         wanted = {
             o.operator: o.per_minute
             for o in operators
@@ -135,8 +252,10 @@ class Agent:
         for name, limit in wanted.items():
             lane = self._lanes.get(name)
             if lane is None:
-                lane = Lane(name, await self._pace(name, limit), workshop)
+                pace = await self._pace(name, limit)
+                lane = Lane(name, pace, workshop)
                 self._lanes[name] = lane
+                self._retries[name] = Retries(pace)
                 task = tasks.create_task(lane.run(), name=f"lane {name}")
                 task.add_done_callback(partial(self._forget, name))
             elif lane.closed:
@@ -148,7 +267,24 @@ class Agent:
             metrics.LIMIT.labels(name).set(limit or 0)
 
     def _forget(self, name: str, _: asyncio.Task[None]) -> None:
-        del self._lanes[name]
+        # What a drain was too short for is still told.
+        if not self._stopping.is_set():
+            del self._lanes[name], self._retries[name]
+
+    async def _take_retries_off(self) -> None:
+        """What Postfix tried again within the last minute is taken off the lanes' paces."""
+
+        async def read() -> list[TupleRow]:
+            async with self._pool.connection() as connection:
+                values = (self._settings.instance, WINDOW)
+                return await (await connection.execute(_RETRIES, values)).fetchall()
+
+        seen: dict[str, dict[datetime, int]] = {}
+        for operator, at, number in await outlast("retries", read, is_outage):
+            seen.setdefault(operator, {})[at] = number
+        for name, retries in self._retries.items():
+            taken = retries.take_off(seen.get(name, {}), time.monotonic())
+            metrics.RETRIES_TAKEN_OFF.labels(name).inc(taken)
 
     async def _pace(self, operator: str, limit: int | None) -> Pace:
         """A pace whose window holds what a former run of this agent handed over.
@@ -176,6 +312,7 @@ class Agent:
 
     async def _register_start(self) -> None:
         await self._register(starting=True)
+        self._registered = True
 
     async def _register(self, *, starting: bool) -> None:
         values = (
@@ -223,20 +360,34 @@ def lock_instance(directory: Path, instance: str) -> IO[str]:
     return file
 
 
-async def run_agent(settings: AgentSettings) -> None:
-    """Runs until SIGTERM or SIGINT, then drains: every chunk is given back at a batch's end.
+async def run_agent(settings: AgentSettings, notifier: Notifier = NOBODY) -> None:
+    """Runs until SIGTERM, SIGINT or a request to drain, then drains: every chunk is given back at a batch's end.
+
+    Args:
+        settings: of this instance.
+        notifier: tells the service manager.
 
     Raises:
         AgentError: it cannot run here.
+        ControlError: the socket for `status` and `drain` cannot be made.
         PostfixError: Postfix's configuration cannot be read.
     """
+    if settings.fail_points:
+        logger.warning("fail points are set: this agent will kill itself; for tests only")
     postfix = read_postfix(settings.postfix_config_directory)
     with lock_instance(settings.lock_directory, settings.instance):
         pool = await open_pool(
             settings.database.get_secret_value(), f"fairpost agent {settings.instance}", size=8
         )
         try:
-            agent = Agent(settings, postfix, pool, stop_on_signals())
-            await agent.run()
+            stopping = stop_on_signals()
+            agent = Agent(settings, postfix, pool, stopping)
+            path = socket_path(settings.lock_directory, settings.instance)
+            control = Control(path, agent.status, stopping.set)
+            async with (
+                control.serving(),
+                telling(notifier, lambda: agent.status().summary, agent.standing, stopping),
+            ):
+                await agent.run()
         finally:
             await pool.close()

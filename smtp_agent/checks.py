@@ -3,16 +3,29 @@
 No connection to Postfix's feed service is made: a running agent holds them all.
 """
 
+import asyncio
 import socket
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import psycopg
 from msgspec import Struct
 
 from contract.database import conninfo
+from contract.operators import Operator
 from contract.outage import first_line
+from contract.transport_settings import TransportError
 from smtp_agent.agent import AgentError, machine_id
-from smtp_agent.postfix import Postfix, PostfixError, listeners, read_postfix, readable
+from smtp_agent.listing import list_queue
+from smtp_agent.postfix import (
+    Postfix,
+    PostfixError,
+    feed_processes,
+    listeners,
+    read_postfix,
+    readable,
+)
+from smtp_agent.postfix_config import compare, read_operators
 from smtp_agent.settings import AgentSettings
 
 _TIMEOUT: Final = 3.0
@@ -40,8 +53,13 @@ class Check(Struct, frozen=True):
 
 
 def check_all(settings: AgentSettings) -> list[Check]:
-    """Looks at everything, each on its own."""
-    checks = [check_machine(settings), check_database(settings)]
+    """Looks at everything, each on its own; what cannot be looked at, as something else is wrong, is left out."""
+    database = check_database(settings)
+    checks = [check_machine(settings), database]
+    operators = None
+    if database.ok:
+        operators = read_operators(settings.database.get_secret_value())
+        checks.append(check_operators(settings.operators, operators))
     try:
         postfix = read_postfix(settings.postfix_config_directory)
     except PostfixError as error:
@@ -49,7 +67,10 @@ def check_all(settings: AgentSettings) -> list[Check]:
             Check("postfix", ok=False, found=str(error), remedy="set postfix_config_directory")
         )
     else:
-        checks += [check_postfix(postfix), check_log(postfix)]
+        checks += [check_postfix(postfix), check_queue(postfix), check_log(postfix)]
+        checks.append(check_maxproc(settings))
+        if operators is not None:
+            checks.append(check_transports(postfix, operators))
     return [*checks, check_feed(settings), check_fluentd(settings)]
 
 
@@ -88,6 +109,19 @@ def check_database(settings: AgentSettings) -> Check:
     return Check("database", ok=True, found="answers, schema and rights are there")
 
 
+def check_operators(named: Collection[str], operators: Sequence[Operator]) -> Check:
+    """The operators that the setting names are there; an empty setting names them all."""
+    known = {operator.name for operator in operators}
+    if unknown := sorted(set(named) - known):
+        return Check(
+            "operators",
+            ok=False,
+            found=f"the setting names {', '.join(unknown)}, which the database lacks",
+            remedy="see `fairpost operators list`; correct the setting operators, or run `fairpost operators apply`",
+        )
+    return Check("operators", ok=True, found=f"serves {len(named) or len(known)} of {len(known)}")
+
+
 def check_postfix(postfix: Postfix) -> Check:
     """A master runs for this configuration."""
     started_at = postfix.started_at()
@@ -99,6 +133,21 @@ def check_postfix(postfix: Postfix) -> Check:
             remedy=f"run `postfix -c {postfix.config_directory} start`",
         )
     return Check("postfix", ok=True, found=f"started {started_at:%Y-%m-%dT%H:%M:%SZ}")
+
+
+def check_queue(postfix: Postfix) -> Check:
+    """This user may list Postfix's queue, as the agent must every few seconds."""
+    try:
+        listing = asyncio.run(list_queue(postfix))
+    except PostfixError as error:
+        return Check(
+            "queue",
+            ok=False,
+            found=str(error),
+            remedy="start Postfix; run as the agent's user, in group postdrop (SupplementaryGroups=postdrop),"
+            " and let Postfix's authorized_mailq_users name it",
+        )
+    return Check("queue", ok=True, found=f"holds {sum(listing.domains.values())} recipients")
 
 
 def check_log(postfix: Postfix) -> Check:
@@ -118,6 +167,51 @@ def check_log(postfix: Postfix) -> Check:
             remedy="let Fluentd's and the agent's group read it",
         )
     return Check("log", ok=True, found=str(postfix.log))
+
+
+def check_maxproc(settings: AgentSettings) -> Check:
+    """Postfix runs as many feed processes as the agent opens connections: only so its fence proves anything."""
+    where = f"{settings.feed_host}:{settings.feed_port}"
+    try:
+        found = feed_processes(
+            settings.postfix_config_directory, settings.feed_host, settings.feed_port
+        )
+    except PostfixError as error:
+        return Check("maxproc", ok=False, found=str(error), remedy="set postfix_config_directory")
+    if found is None:
+        return Check(
+            "maxproc",
+            ok=False,
+            found=f"master.cf has no service {where}",
+            remedy="add the feed service of deploy/postfix/master.cf, or set feed_port",
+        )
+    if found != settings.feed_connections:
+        return Check(
+            "maxproc",
+            ok=False,
+            found=f"service {where} has maxproc {found}, and feed_connections is {settings.feed_connections}",
+            remedy="make them equal; then reload Postfix and restart the agent",
+        )
+    return Check("maxproc", ok=True, found=f"{found}, as feed_connections")
+
+
+def check_transports(postfix: Postfix, operators: Sequence[Operator]) -> Check:
+    """Postfix has each operator's transport, with its bounds, as master.cf, main.cf and the table say now."""
+    try:
+        changes = compare(postfix.config_directory, operators)
+    except (PostfixError, TransportError) as error:
+        text, _, remedy = str(error).partition("; ")
+        return Check("transports", ok=False, found=text, remedy=remedy or "see Postfix's log")
+    if changes:
+        names = sorted({change.name for change in changes})
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""  # noqa: PLR2004  a line holds no more
+        return Check(
+            "transports",
+            ok=False,
+            found=f"not as the operators say: {', '.join(names[:3])}{more}",
+            remedy="run `fairpost-agent postfix-config` to see, and again with --apply --reload",
+        )
+    return Check("transports", ok=True, found=f"{len(operators)} operators")
 
 
 def check_feed(settings: AgentSettings) -> Check:

@@ -3,12 +3,13 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import Final
 from uuid import UUID
 
 from msgspec import Struct
+from psycopg.errors import LockNotAvailable
 
 from contract.database import Pool, is_outage
 from contract.outage import first_line, outlast
@@ -19,9 +20,12 @@ _CLAIM: Final = (
     "SELECT chunk_id, claim_token, campaign_id, number, planned FROM claim_chunk(%s, %s, %s)"
 )
 _RENEW: Final = "SELECT renew_lease(%s, %s, %s)"
+_WHY_STOPPED: Final = "SELECT why_stopped(%s, %s)"
 _RELEASE: Final = "SELECT release_chunk(%s, %s)"
 
 _RENEWALS_A_LEASE: Final = 4
+_TURNS_IN_LINE: Final = 10
+"""So often a claimer that others kept waiting joins the line again at once; after that it is an outage."""
 
 
 class Claim(Struct, frozen=True):
@@ -46,12 +50,30 @@ class Claims:
         """The next chunk of the operator by fair share, or None when there is none; waits through outages."""
 
         async def call() -> Claim | None:
-            async with self._pool.connection() as connection:
-                cursor = await connection.execute(_CLAIM, (operator, self._instance, self._lease))
-                row = await cursor.fetchone()
-            return Claim(*row) if row else None
+            for _ in range(_TURNS_IN_LINE):
+                # The line is an operator's lock; between two waits the connection is free for renewals.
+                with suppress(LockNotAvailable):
+                    return await self._claim_once(operator)
+            return await self._claim_once(operator)
 
         return await outlast("claim", call, is_outage)
+
+    async def _claim_once(self, operator: str) -> Claim | None:
+        async with self._pool.connection() as connection:
+            cursor = await connection.execute(_CLAIM, (operator, self._instance, self._lease))
+            row = await cursor.fetchone()
+        return Claim(*row) if row else None
+
+    async def why_stopped(self, claim: Claim) -> str | None:
+        """Why nothing may be handed over for the claim now, None where it may; waits through outages."""
+
+        async def call() -> str | None:
+            async with self._pool.connection() as connection:
+                values = (claim.chunk_id, claim.token)
+                row = await (await connection.execute(_WHY_STOPPED, values)).fetchone()
+            return (row and row[0]) or None
+
+        return await outlast("look", call, is_outage)
 
     async def release(self, claim: Claim) -> None:
         """Ends a claim; what is still planned can be claimed again at once. Waits through outages."""

@@ -1,12 +1,51 @@
--- claim_chunk: the next chunk for a lane, by fair share; no row when there is none.
+-- next_chunk: which chunk of an operator is next by fair share at that time; null when there is none.
 --
 -- Candidates are the chunks of the operator with something planned, that are full or older than a second or were claimed
 -- before, that nobody holds under a live lease, and whose campaign is active, not held, and due. Order: fewest instances
--- now working for the campaign at this operator, [where the operator's tie_break is 'rotate': longest without a claim,]
--- scheduled_for, number. A claim seals the chunk.
+-- now working for the campaign at this operator, [with p_rotate: longest without a claim,] scheduled_for, number.
+--
+-- It walks the campaigns in that order and stops at the first that has a candidate, and those equal to it.
+CREATE OR REPLACE FUNCTION next_chunk(p_operator text, p_at timestamptz, p_rotate boolean, p_but bigint[]) RETURNS bigint
+LANGUAGE plpgsql STABLE SET search_path = fairpost, pg_temp SET enable_seqscan = off AS $$
+BEGIN
+  RETURN (
+    WITH held AS MATERIALIZED (
+      SELECT campaign_id, instance FROM chunks
+       WHERE operator = p_operator AND instance IS NOT NULL AND lease_until > p_at
+    ), busy AS MATERIALIZED (
+      SELECT campaign_id, count(DISTINCT instance) AS instances FROM held GROUP BY campaign_id
+    ), due AS (
+      SELECT c.campaign_id, coalesce(busy.instances, 0) AS instances, t.claimed_at, c.scheduled_for
+        FROM campaigns c
+        LEFT JOIN busy USING (campaign_id)
+        LEFT JOIN claim_turns t ON p_rotate AND t.operator = p_operator AND t.campaign_id = c.campaign_id
+       WHERE c.state = 'active' AND c.ended_at IS NULL AND c.held_at IS NULL AND c.scheduled_for <= p_at
+       ORDER BY instances, claimed_at NULLS FIRST, scheduled_for
+    )
+    SELECT chunk_id
+      FROM (
+        SELECT first.chunk_id, first.number
+          FROM due
+          CROSS JOIN LATERAL (
+            SELECT k.chunk_id, k.number FROM chunks k
+             WHERE k.operator = p_operator AND k.campaign_id = due.campaign_id AND k.has_planned
+               AND (k.instance IS NULL OR k.lease_until <= p_at)
+               AND (k.sealed OR k.size = k.capacity OR k.opened_at <= p_at - interval '1 second')
+               AND k.chunk_id <> ALL (p_but)
+             ORDER BY k.number LIMIT 1) first
+         ORDER BY instances, claimed_at NULLS FIRST, scheduled_for
+         FETCH FIRST ROW WITH TIES) equal
+     ORDER BY number, chunk_id LIMIT 1);
+END $$;
+
+-- claim_chunk: the next chunk for a lane, which is sealed with it; no row when there is none.
 --
 -- The lock makes one claim at a time at an operator, and is a statement of its own: the next one's snapshot must come
--- after the wait, else two claimers break the order.
+-- after the wait, else two claimers break the order. A row that somebody else locks for long is passed over, so that it
+-- does not hold up the others; one that changed meanwhile is looked at anew.
+--
+-- The lock is held until the commit, which need not wait for the disk: a claim that is lost in a crash of the server is as
+-- if it had never been, and no write-ahead for it can be durable before it is.
 CREATE OR REPLACE FUNCTION claim_chunk(p_operator text, p_instance text, p_lease interval)
 RETURNS TABLE (chunk_id bigint, claim_token uuid, campaign_id text, number int, planned int)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = fairpost, pg_temp SET enable_seqscan = off
@@ -15,10 +54,11 @@ SET lock_timeout = '500ms' AS $$
 DECLARE
   v_now timestamptz;
   v_rotate boolean;
+  v_chunk_id bigint;
+  v_locked bigint[] := '{}';
 BEGIN
+  PERFORM set_config('synchronous_commit', 'off', true);
   PERFORM pg_advisory_xact_lock(hashtextextended('fairpost claim ' || p_operator, 0));
-  v_now := clock_timestamp();
-
   SELECT tie_break = 'rotate' INTO v_rotate FROM operators
    WHERE operator = p_operator AND paused_at IS NULL AND (SELECT sending FROM fleet)
      AND NOT EXISTS (SELECT FROM instances WHERE instance = p_instance AND (paused_at IS NOT NULL OR retired_at IS NOT NULL));
@@ -26,37 +66,36 @@ BEGIN
     RETURN;
   END IF;
 
-  RETURN QUERY
-  WITH busy AS MATERIALIZED (
-    SELECT campaign_id, count(DISTINCT instance) AS cnt FROM chunks
-     WHERE operator = p_operator AND instance IS NOT NULL AND lease_until > v_now
-     GROUP BY campaign_id
-  ), pick AS MATERIALIZED (
-    SELECT first.chunk_id
-      FROM campaigns c
-      CROSS JOIN LATERAL (
-        SELECT k.chunk_id, k.number FROM chunks k
-         WHERE k.operator = p_operator AND k.campaign_id = c.campaign_id AND k.has_planned
-           AND (k.instance IS NULL OR k.lease_until <= v_now)
-           AND (k.sealed OR k.size = k.capacity OR k.opened_at <= v_now - interval '1 second')
-         ORDER BY k.number LIMIT 1) first
-      LEFT JOIN busy ON busy.campaign_id = c.campaign_id
-      LEFT JOIN claim_turns t ON v_rotate AND t.operator = p_operator AND t.campaign_id = c.campaign_id
-     WHERE c.state = 'active' AND c.ended_at IS NULL AND c.held_at IS NULL AND c.scheduled_for <= v_now
-     ORDER BY coalesce(busy.cnt, 0), t.claimed_at NULLS FIRST, c.scheduled_for, first.number, first.chunk_id
-     LIMIT 1
-  ), claimed AS (
-    UPDATE chunks k
-       SET instance = p_instance, claim_token = gen_random_uuid(), claimed_at = v_now, lease_until = v_now + p_lease,
-           sealed = true
-      FROM pick WHERE k.chunk_id = pick.chunk_id AND (k.instance IS NULL OR k.lease_until <= v_now)
-    RETURNING k.chunk_id, k.claim_token, k.campaign_id, k.number, k.planned
-  ), turn AS (
-    INSERT INTO claim_turns (operator, campaign_id, claimed_at)
-    SELECT p_operator, campaign_id, v_now FROM claimed
-        ON CONFLICT (operator, campaign_id) DO UPDATE SET claimed_at = excluded.claimed_at
-  )
-  SELECT * FROM claimed;
+  PERFORM set_config('lock_timeout', '100ms', true);
+  LOOP
+    v_now := clock_timestamp();
+    v_chunk_id := next_chunk(p_operator, v_now, v_rotate, v_locked);
+    IF v_chunk_id IS NULL THEN
+      RETURN;
+    END IF;
+    BEGIN
+      RETURN QUERY
+      WITH claimed AS (
+        UPDATE chunks k
+           SET instance = p_instance, claim_token = gen_random_uuid(), claimed_at = v_now, lease_until = v_now + p_lease,
+               sealed = true
+         WHERE k.chunk_id = v_chunk_id AND k.has_planned AND (k.instance IS NULL OR k.lease_until <= v_now)
+        RETURNING k.chunk_id, k.claim_token, k.campaign_id, k.number, k.planned
+      ), turn AS (
+        INSERT INTO claim_turns (operator, campaign_id, claimed_at)
+        SELECT p_operator, campaign_id, v_now FROM claimed
+            ON CONFLICT (operator, campaign_id) DO UPDATE SET claimed_at = excluded.claimed_at
+      ), held AS (
+        INSERT INTO claims (instance, chunk_id) SELECT p_instance, chunk_id FROM claimed ON CONFLICT DO NOTHING
+      )
+      SELECT * FROM claimed;
+      IF FOUND THEN
+        RETURN;
+      END IF;
+    EXCEPTION WHEN lock_not_available THEN
+      v_locked := v_locked || v_chunk_id;
+    END;
+  END LOOP;
 END $$;
 
 -- renew_lease: false when the claim is lost; then nothing more may be sent for it.
@@ -78,7 +117,8 @@ LANGUAGE sql SECURITY DEFINER SET search_path = fairpost, pg_temp AS $$
 $$;
 
 -- register_instance: an agent's start, and its sign of life; answers what is wrong, null when nothing is. A name belongs
--- to one machine and one queue directory.
+-- to one machine and one queue directory: those of the first agent that starts under it, or after it was adopted (then
+-- the machine is '').
 CREATE OR REPLACE FUNCTION register_instance(
   p_instance text, p_machine_id text, p_queue_directory text, p_version text, p_starting boolean) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = fairpost, pg_temp SET enable_seqscan = off AS $$
@@ -89,9 +129,10 @@ BEGIN
   INSERT INTO instances AS i (instance, machine_id, queue_directory, version, started_at, seen_at)
   VALUES (p_instance, p_machine_id, p_queue_directory, p_version, v_now, v_now)
       ON CONFLICT (instance) DO UPDATE
-     SET seen_at = v_now, version = p_version,
+     SET seen_at = v_now, version = p_version, machine_id = p_machine_id, queue_directory = p_queue_directory,
          started_at = CASE WHEN p_starting THEN v_now ELSE i.started_at END
-   WHERE i.machine_id = p_machine_id AND i.queue_directory = p_queue_directory AND i.retired_at IS NULL
+   WHERE i.retired_at IS NULL
+     AND (i.machine_id = p_machine_id AND i.queue_directory = p_queue_directory OR i.machine_id = '' AND p_starting)
   RETURNING * INTO v_row;
   IF FOUND THEN
     RETURN NULL;
@@ -100,8 +141,11 @@ BEGIN
   IF v_row.retired_at IS NOT NULL THEN
     RETURN format('instance %s was retired at %s', p_instance, v_row.retired_at);
   END IF;
+  IF v_row.machine_id = '' THEN
+    RETURN format('instance %s was adopted: it is bound by the next agent that starts', p_instance);
+  END IF;
   RETURN format('instance %s belongs to machine %s, queue %s', p_instance, v_row.machine_id, v_row.queue_directory);
 END $$;
 
-REVOKE ALL ON FUNCTION claim_chunk, renew_lease, release_chunk, register_instance FROM PUBLIC;
+REVOKE ALL ON FUNCTION next_chunk, claim_chunk, renew_lease, release_chunk, register_instance FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION claim_chunk, renew_lease, release_chunk, register_instance TO fairpost_agent;

@@ -5,7 +5,7 @@ next batch; what it surely does not have is given back; what is in doubt stays `
 of the message's own is the lane's to give back, or to reject.
 """
 
-import logging
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -16,13 +16,13 @@ from msgspec import Struct
 
 from contract.database import Pool, is_outage
 from contract.events import Template
+from contract.fail_points import AgentFailPoint, FailPoints
 from contract.outage import outlast
 from smtp_agent.claims import Claim
 from smtp_agent.feed import NOT_BEGUN, Declined, Feed, InDoubt, Refused, Unsent, Verdict
 from smtp_agent.postfix import Postfix
-from smtp_agent.rendering import Content, Recipient, Rendered, Renderer, RenderingError
-
-logger = logging.getLogger(__name__)
+from smtp_agent.rendering import Content, Recipient, Rendered
+from smtp_agent.rendering_pool import RenderingPool
 
 # The next messages of a claim become `handed`; the same batch number answers the same messages.
 _WRITE_AHEAD: Final = """
@@ -39,8 +39,8 @@ SELECT campaign_id, revision, sender, reply_to, templates, unsubscribe_url, head
 BATCH: Final = "batch"
 EMPTY: Final = "empty"
 
-_RENDERERS: Final = 64
-"""Campaigns whose compiled templates are kept: more than an instance has lanes."""
+_CONTENTS: Final = 64
+"""Campaigns whose content is kept: more than an instance has lanes."""
 
 
 class Batch(Struct, frozen=True):
@@ -94,18 +94,26 @@ class Handover:
     """Hands batches over for one instance."""
 
     def __init__(
-        self, pool: Pool, instance: str, postfix: Postfix, feed: Feed, bounce_domain: str
+        self,
+        pool: Pool,
+        instance: str,
+        postfix: Postfix,
+        feed: Feed,
+        bounce_domain: str,
+        *,
+        fail_points: FailPoints[AgentFailPoint] | None = None,
     ) -> None:
         self._pool = pool
         self._instance = instance
         self._postfix = postfix
         self._feed = feed
-        self._bounce_domain = bounce_domain
-        self._renderers: OrderedDict[str, tuple[int, Renderer]] = OrderedDict()
+        self._rendering = RenderingPool(bounce_domain)
+        self._fail_points = fail_points or FailPoints({})
+        self._contents: OrderedDict[str, Content] = OrderedDict()
 
     async def write_ahead(self, claim: Claim, batch: int, limit: int) -> Batch:
         """The next messages of the claim, at most `limit`; waits through outages, asking for the same batch."""
-        started_at, inode = self._postfix.started_at(), self._postfix.log_inode()
+        started_at, inode = self._postfix.started_at(), self._postfix.log_inode(time.time())
 
         async def call() -> Batch:
             values = (claim.chunk_id, claim.token, batch, limit, started_at, inode)
@@ -120,32 +128,39 @@ class Handover:
             handovers = {row[3]: row[8] for row in rows if row[3] is not None}
             return Batch(outcome, revision or 0, handed_at, recipients, handovers)
 
-        return await outlast("write-ahead", call, is_outage)
+        written = await outlast("write-ahead", call, is_outage)
+        if written.recipients:
+            self._fail_points.reach(AgentFailPoint.WRITTEN_AHEAD)
+        return written
 
     async def hand_over(self, claim: Claim, batch: Batch, deadline: float) -> HandedOver:
         """Renders the batch and gives it to Postfix; what Postfix surely does not have is given back at once."""
         if batch.handed_at is None or not batch.recipients:
             return HandedOver([], [], [], [], None)
         try:
-            renderer = await self._renderer(claim.campaign_id, batch.revision)
+            content = await self._content(claim.campaign_id, batch.revision)
+            # What is rendered late is not sent: the other half of the time is the feed's.
+            now = time.monotonic()
+            answers = await self._rendering.render(
+                content, batch.recipients, datetime.now(UTC), now + (deadline - now) / 2
+            )
         except Exception:
             dispatch_ids = [recipient.dispatch_id for recipient in batch.recipients]
             await self.give_back(claim.chunk_id, batch.handed_at, dispatch_ids)
             raise
-        ready: list[tuple[int, Rendered]] = []
+        ready: dict[int, Rendered] = {}
         refused: list[Refusal] = []
-        date = datetime.now(UTC)
-        for recipient in batch.recipients:
-            message = _render(renderer, recipient, date)
-            if isinstance(message, str):
-                refused.append(Refusal(recipient.dispatch_id, batch.handed_at, None, message))
+        for recipient, answer in zip(batch.recipients, answers, strict=False):
+            if isinstance(answer, str):
+                refused.append(Refusal(recipient.dispatch_id, batch.handed_at, None, answer))
             else:
-                ready.append((recipient.dispatch_id, message))
-        verdicts = await self._feed.hand_over([message for _, message in ready], deadline)
+                ready[recipient.dispatch_id] = answer
+        not_rendered = batch.recipients[len(answers) :]
+        verdicts = await self._feed.hand_over(list(ready.values()), deadline)
         sorted_out = _sort_out(
             [
-                (dispatch_id, verdict)
-                for (dispatch_id, _), verdict in zip(ready, verdicts, strict=True)
+                *zip(ready, verdicts, strict=True),
+                *((recipient.dispatch_id, NOT_BEGUN) for recipient in not_rendered),
             ],
             batch.handed_at,
             refused,
@@ -181,19 +196,21 @@ class Handover:
 
         await outlast(operation, call, is_outage)
 
-    async def _renderer(self, campaign_id: str, revision: int) -> Renderer:
-        """The renderer of the content that the batch was written ahead under, or of a newer one."""
-        cached = self._renderers.get(campaign_id)
-        if cached is None or cached[0] < revision:
-            content = await self._content(campaign_id)
-            cached = (content.revision, Renderer(content, self._bounce_domain))
-            self._renderers[campaign_id] = cached
-        self._renderers.move_to_end(campaign_id)
-        if len(self._renderers) > _RENDERERS:
-            self._renderers.popitem(last=False)
-        return cached[1]
+    async def close(self) -> None:
+        """Ends what renders; nothing is handed over any more."""
+        await self._rendering.close()
 
-    async def _content(self, campaign_id: str) -> Content:
+    async def _content(self, campaign_id: str, revision: int) -> Content:
+        """The content that the batch was written ahead under, or a newer one."""
+        content = self._contents.get(campaign_id)
+        if content is None or content.revision < revision:
+            content = self._contents[campaign_id] = await self._read_content(campaign_id)
+        self._contents.move_to_end(campaign_id)
+        if len(self._contents) > _CONTENTS:
+            self._contents.popitem(last=False)
+        return content
+
+    async def _read_content(self, campaign_id: str) -> Content:
         async def call() -> Content:
             async with self._pool.connection() as connection:
                 row = await (await connection.execute(_CONTENT, (campaign_id,))).fetchone()
@@ -210,18 +227,6 @@ class Handover:
             )
 
         return await outlast("content", call, is_outage)
-
-
-def _render(renderer: Renderer, recipient: Recipient, date: datetime) -> Rendered | str:
-    """The message, or why there is none."""
-    try:
-        return renderer.render(recipient, date)
-    except RenderingError as error:
-        return str(error)
-    except Exception as error:  # noqa: BLE001  whatever it is, it must not stop the others
-        kind = type(error).__name__
-        logger.error("dispatch %d cannot be rendered: %s", recipient.dispatch_id, kind)  # noqa: TRY400
-        return f"cannot be rendered: {kind}"
 
 
 def _sort_out(

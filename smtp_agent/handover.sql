@@ -12,6 +12,14 @@ LANGUAGE sql SET search_path = fairpost, pg_temp AS $$
   END FROM campaigns c WHERE c.campaign_id = p_campaign_id
 $$;
 
+-- why_stopped: why nothing may be handed over for a claim now, as write_ahead would say; empty: it may.
+CREATE OR REPLACE FUNCTION why_stopped(p_chunk_id bigint, p_token uuid) RETURNS text
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = fairpost, pg_temp AS $$
+  SELECT coalesce(
+    (SELECT CASE WHEN claim_token = p_token THEN coalesce(why_closed(campaign_id, operator, instance), '') ELSE 'lost' END
+       FROM chunks WHERE chunk_id = p_chunk_id), 'lost')
+$$;
+
 -- state_unsent: what a message that no Postfix has is now.
 CREATE OR REPLACE FUNCTION state_unsent(p_cancelled boolean, p_not_after timestamptz, p_email text) RETURNS message_state
 LANGUAGE sql SET search_path = fairpost, pg_temp AS $$
@@ -159,5 +167,6 @@ BEGIN
   RETURN v_moved;
 END $$;
 
-REVOKE ALL ON FUNCTION why_closed, state_unsent, reject, write_ahead, give_back FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION reject, write_ahead, give_back TO fairpost_agent;
+REVOKE ALL ON FUNCTION why_closed, why_stopped, state_unsent, reject, write_ahead, give_back FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION why_stopped, reject, write_ahead, give_back TO fairpost_agent;
+GRANT EXECUTE ON FUNCTION give_back TO fairpost_processor; -- for fences

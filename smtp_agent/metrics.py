@@ -26,3 +26,15 @@ FEED_CONNECTIONS: Final = Gauge("fairpost_feed_connections", "Open connections t
 REPORTS: Final = Counter(
     "fairpost_reports_total", "Reports to Fluentd: sent, or dropped while it was away.", ["result"]
 )
+FENCES: Final = Counter("fairpost_agent_fences_total", "Fences asked for.", ["reason"])
+FENCE_SECONDS: Final = Histogram(
+    "fairpost_agent_fence_seconds",
+    "From the first listing of Postfix's queue until its log had the fence's line; lanes wait for it.",
+    buckets=(0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
+)
+QUEUE: Final = Gauge(
+    "fairpost_postfix_queue", "Recipients that wait in Postfix's queue.", ["operator"]
+)
+RETRIES_TAKEN_OFF: Final = Counter(
+    "fairpost_pace_retries_total", "Retries of Postfix that were taken off the pace.", ["operator"]
+)

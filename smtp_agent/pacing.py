@@ -7,7 +7,8 @@ Postfix's log, wherever they begin, hold more than `limit`, whatever happened to
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from datetime import datetime
 from typing import Final
 
 WINDOW: Final = 60.0
@@ -116,6 +117,11 @@ class Pace:
         self._advance(now)
         self._remember(sent)
 
+    def used(self, now: float) -> int:
+        """How many hand-overs and retries count against the limit now; an open batch does not yet."""
+        self._advance(now)
+        return self._count
+
     def debit(self, count: int, now: float) -> None:
         """Takes `count` retries that Postfix made off the allowance, as if handed over now."""
         self._advance(now)
@@ -163,6 +169,31 @@ class Pace:
     def _require_batch(self, *, is_open: bool) -> None:
         if (self._batch > 0) != is_open:
             raise RuntimeError("no batch is open" if is_open else "the last batch is not settled")
+
+
+class Retries:
+    """Takes the retries that Postfix makes off a pace, each once.
+
+    Args:
+        pace: of the operator that they went to.
+    """
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self._known: Mapping[datetime, int] = {}
+
+    def take_off(self, seen: Mapping[datetime, int], now: float) -> int:
+        """Takes off what was not taken off before; answers how many.
+
+        Args:
+            seen: the retries of the last minute by the second, as far as they are known by now.
+            now: seconds, by the clock of the pace.
+        """
+        new = sum(max(number - self._known.get(at, 0), 0) for at, number in seen.items())
+        self._known = dict(seen)
+        if new:
+            self._pace.debit(new, now)
+        return new
 
 
 def _checked(limit: int | None) -> int | None:

@@ -9,6 +9,7 @@ from typing import Final
 
 from msgspec import Struct
 
+_ROTATION_SECONDS: Final = 60.0
 _LISTEN: Final = "0A"  # TCP_LISTEN (include/net/tcp_states.h)
 
 
@@ -51,12 +52,28 @@ class Postfix(Struct, frozen=True):
         # A zombie, which is a master that ended, has no executable.
         return Path(f"/proc/{pid}/exe").exists()
 
-    def log_inode(self) -> int | None:
-        """The inode of the log file; None where there is none."""
+    def log_inode(self, now: float) -> int | None:
+        """The inode of the file that Postfix logs to; None where that may be another than the log's path names.
+
+        A rotation renames the file, and Postfix goes on writing to it until it is reloaded. So there is no telling while
+        a file of the same name and more (`mail.log.1`) was written to within the last minute.
+
+        Args:
+            now: seconds since the epoch.
+        """
+        if self.log is None:
+            return None
         try:
-            return self.log.stat().st_ino if self.log else None
+            inode = self.log.stat().st_ino
+            with os.scandir(self.log.parent) as files:
+                rotated = [
+                    file.stat().st_mtime
+                    for file in files
+                    if file.name.startswith(self.log.name) and file.name != self.log.name
+                ]
         except OSError:
             return None
+        return inode if all(now - at > _ROTATION_SECONDS for at in rotated) else None
 
 
 def read_postfix(config_directory: Path) -> Postfix:
@@ -65,19 +82,43 @@ def read_postfix(config_directory: Path) -> Postfix:
     Raises:
         PostfixError: it is not installed, or the configuration cannot be read.
     """
-    command = ["postconf", "-c", str(config_directory), "-x", "queue_directory", "maillog_file"]
+    answer = run_tool(config_directory, "postconf", "-x", "queue_directory", "maillog_file")
+    values = dict(re.findall(r"^(\w+) = ?(.*)$", answer, re.MULTILINE))
+    log = values.get("maillog_file")
+    return Postfix(config_directory, Path(values["queue_directory"]), Path(log) if log else None)
+
+
+def run_tool(config_directory: Path, program: str, *arguments: str) -> str:
+    """Runs one of Postfix's programs on a configuration; answers what it printed.
+
+    Raises:
+        PostfixError: it is not installed, or it failed; with the last thing that it said.
+    """
+    command = [program, "-c", str(config_directory), *arguments]
     try:
         answer = subprocess.run(  # noqa: S603  our own arguments, no shell
             command, capture_output=True, text=True, timeout=30, check=True
         )
     except FileNotFoundError:
-        raise PostfixError("postconf: not found; install Postfix on this host") from None
+        raise PostfixError(f"{program}: not found; install Postfix on this host") from None
     except (subprocess.SubprocessError, OSError) as error:
-        reason = getattr(error, "stderr", None) or str(error)
-        raise PostfixError(f"postconf: {reason.strip().splitlines()[-1]}") from None
-    values = dict(re.findall(r"^(\w+) = ?(.*)$", answer.stdout, re.MULTILINE))
-    log = values.get("maillog_file")
-    return Postfix(config_directory, Path(values["queue_directory"]), Path(log) if log else None)
+        said = (getattr(error, "stderr", None) or "").strip() or str(error)
+        raise PostfixError(f"{program}: {said.splitlines()[-1]}") from None
+    return answer.stdout
+
+
+def feed_processes(config_directory: Path, host: str, port: int) -> int | None:
+    """The maxproc of the service that listens there (master(5)); None: no service of master.cf does; 0: no bound.
+
+    Raises:
+        PostfixError: the configuration cannot be read.
+    """
+    listing = run_tool(config_directory, "postconf", "-F", "*/inet/process_limit")
+    limits = dict(re.findall(r"^(\S+)/inet/process_limit = (\S+)$", listing, re.MULTILINE))
+    limit = limits.get(f"{host}:{port}", limits.get(str(port)))
+    if limit == "-":
+        limit = run_tool(config_directory, "postconf", "-h", "default_process_limit").strip()
+    return None if limit is None else int(limit)
 
 
 def listeners(port: int, proc_net: Path = Path("/proc/net")) -> int:

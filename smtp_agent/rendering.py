@@ -18,6 +18,7 @@ for the URL itself, `unsubscribe_url`; these win over variables of the same name
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from email.utils import format_datetime
 from functools import cached_property
@@ -47,6 +48,9 @@ from smtp_agent.mime import (
 
 MAXIMUM_URL: Final = 900
 """Characters of the unsubscribe URL, which stands on one line."""
+
+MAXIMUM_MESSAGE: Final = 10_240_000
+"""Octets of a message; the default of Postfix's `message_size_limit`."""
 
 _URL: Final = re.compile(r"(?:https?://|mailto:)[!-;=?-~]+", re.IGNORECASE)
 _NOT_IN_ID: Final = re.compile(r"[^A-Za-z0-9]+")
@@ -105,6 +109,11 @@ class RenderingError(ValueError):
     """A message cannot be made; one line: campaign, `email_key`, what, which line of it, why."""
 
 
+def fault(campaign_id: str, email_key: str, why: Exception | str) -> str:
+    """Why a message cannot be made, as people read it."""
+    return f"campaign {campaign_id!r}, email_key {email_key!r}: {why}"
+
+
 class Renderer:
     """Makes the messages of one revision of a campaign.
 
@@ -129,11 +138,25 @@ class Renderer:
             RenderingError: Its `email_key` is unknown, a variable is missing, a template is wrong
                 or makes what no header field may hold or too much, or an address is unusable.
         """
-        try:
+        with self._blaming(recipient.email_key):
             return self._render(recipient, date)
+
+    def compile(self, email_key: str) -> None:
+        """Compiles what the messages of an `email_key` are made of, which `render` else does.
+
+        Raises:
+            RenderingError: The `email_key` is unknown, a template or a mailbox is wrong.
+        """
+        with self._blaming(email_key):
+            self._letterhead  # noqa: B018  kept from now on
+            self._mail(email_key)
+
+    @contextmanager
+    def _blaming(self, email_key: str) -> Iterator[None]:
+        try:
+            yield
         except _PartError as error:
-            where = f"campaign {self._content.campaign_id!r}, email_key {recipient.email_key!r}"
-            raise RenderingError(f"{where}: {error}") from error
+            raise RenderingError(fault(self._content.campaign_id, email_key, error)) from error
 
     def _render(self, recipient: Recipient, date: datetime) -> Rendered:
         letterhead = self._letterhead
@@ -164,11 +187,15 @@ class Renderer:
             "MIME-Version: 1.0\r\n"
         )
         entities = [part.render_entity(variables) for part in mail.parts]
+        message = header.encode() + (
+            entities[0] if len(entities) == 1 else alternative(entities, recipient.dispatch_id)
+        )
+        if len(message) > MAXIMUM_MESSAGE:
+            raise _PartError("message", f"its {len(message)} octets are over {MAXIMUM_MESSAGE}")
         return Rendered(
             sender=sender_of(recipient.dispatch_id, self._bounce_domain),
             recipient=to.text,
-            message=header.encode()
-            + (entities[0] if len(entities) == 1 else alternative(entities, recipient.dispatch_id)),
+            message=message,
             smtputf8=to.smtputf8 or letterhead.smtputf8,
         )
 

@@ -8,6 +8,7 @@ from pydantic_settings import NoDecode
 
 from contract.addresses import mail_domain
 from contract.database import Dsn
+from contract.fail_points import AgentFailPoint, Probabilities
 from contract.settings import Settings
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -32,6 +33,8 @@ class AgentSettings(Settings):
     feed_port: Annotated[int, Field(ge=1, le=65535)] = 2525
     feed_connections: Annotated[int, Field(ge=1, le=100)] = 5
     lease_seconds: Annotated[float, Field(ge=3, le=600)] = 30
+    audit_seconds: Annotated[float, Field(ge=1)] = 3600
+    drain_seconds: Annotated[float, Field(ge=1, le=600)] = 10
     postfix_config_directory: Path = Path("/etc/postfix")
     lock_directory: Path = Path("/run/lock")
     machine_id_file: Path = Path("/etc/machine-id")
@@ -40,6 +43,7 @@ class AgentSettings(Settings):
     metrics_host: str = "127.0.0.1"
     metrics_port: Port = 9703
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    fail_points: Probabilities[AgentFailPoint] = {}  # noqa: RUF012  copied
 
     @field_validator("bounce_domain")
     @classmethod

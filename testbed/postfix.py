@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Self
 
 import msgspec
 
+from contract.operators import Operator
+from smtp_agent.transports import make_transports, write_routes
 from testbed.ports import LOOPBACK, reserve_port
 from testbed.processes import ServiceError, Watchdog, find_program, tail, wait_until
 
@@ -30,6 +32,9 @@ FEED = f"{LOOPBACK}:2525/inet"
 """The feed's service in deploy/postfix/master.cf."""
 
 BOUNCE_DOMAIN = "bounces.test"
+
+PROCESSES = 20
+"""Deliveries at once to an operator; here none takes long."""
 
 KEPT_LOGS = 9
 """Rotated log files kept, as deploy/postfix/logrotate does."""
@@ -199,17 +204,24 @@ class Postfix:
             }
         )
         self._postconf("-F", f"{FEED}/service={LOOPBACK}:{self.feed_port}")
-        for operator in self._operators:
-            self._route(operator)
+        self._add_transports()
         self._age_configuration()
 
-    def _route(self, operator: MailboxOperator) -> None:
-        service = f"{operator.name}/unix"
-        self._postconf("-M", f"{service}={operator.name} unix - - n - 20 smtp")
-        self._postconf("-P", f"{service}/syslog_name=${{multi_instance_name}}/{operator.name}")
-        with (self.config_directory / "operators").open("a") as table:
-            for domain in operator.domains:
-                table.write(f"{domain} {operator.name}:[{LOOPBACK}]:{operator.port}\n")
+    def _add_transports(self) -> None:
+        """As `fairpost-agent postfix-config` does on a host, with the operators' servers as next hops."""
+        if not self._operators:
+            return
+        transports = make_transports(
+            Operator(
+                operator.name,
+                operator.domains,
+                transport={"maxproc": PROCESSES, "nexthop": f"[{LOOPBACK}]:{operator.port}"},
+            )
+            for operator in self._operators
+        )
+        self._postconf("-M", *(f"{n}/unix={entry}" for n, entry in transports.services.items()))
+        self.set_parameters(transports.parameters)
+        (self.config_directory / "operators").write_text(write_routes(transports.routes))
 
     def _create_log(self) -> None:
         # Made before Postfix runs: postsuper, which `postfix start` runs as user postfix, must be able to write

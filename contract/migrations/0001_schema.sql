@@ -239,23 +239,43 @@ CREATE TABLE handovers (
 CREATE INDEX handovers_recent ON handovers (instance, operator, at);
 CREATE INDEX handovers_age ON handovers USING brin (at);
 
--- A fence asked for, and the messages that it is to judge.
-CREATE TABLE fences (
-  fence_token uuid PRIMARY KEY,
+-- Which instances ever held a chunk: where to look for the messages that an instance may have.
+CREATE TABLE claims (
   instance text NOT NULL,
+  chunk_id bigint NOT NULL,
+  PRIMARY KEY (instance, chunk_id)) WITH (fillfactor = 100);
+CREATE INDEX claims_of_chunk ON claims (chunk_id);
+-- Deliveries that Postfix tried again, by the second: the pace takes them off what may be handed over.
+CREATE TABLE retries (
+  instance text NOT NULL,
+  operator text NOT NULL,
+  at timestamptz NOT NULL,
+  number int NOT NULL,
+  PRIMARY KEY (instance, operator, at)) WITH (fillfactor = 50);
+
+-- A fence asked for. It is judged once its line was read and the agent has confirmed it, with what is known by then.
+CREATE TABLE fences (
+  fence_token text PRIMARY KEY,
+  instance text NOT NULL,
+  reason text NOT NULL CHECK (reason IN ('start', 'doubt', 'restart', 'audit')),
   asked_at timestamptz NOT NULL,
-  line_seen_at timestamptz,
+  postfix_started_at timestamptz, -- of the one master that ran from before the listings to after the line; null: none did
+  inode_before bigint,            -- of Postfix's log before the listings and after the line; null after a rotation
+  inode_after bigint,
+  confirmed_at timestamptz,       -- when the agent stored what held after the line
+  line_seen_at timestamptz,       -- when all of the log up to the line was tracked
   judged_at timestamptz,
-  postfix_started_at timestamptz,
-  inode_before bigint NOT NULL,
-  inode_after bigint);
-CREATE UNIQUE INDEX fences_unjudged ON fences (instance) WHERE judged_at IS NULL;
+  given_back int,                 -- messages that Postfix never accepted
+  uncertain int);
+CREATE INDEX fences_unjudged ON fences (instance, asked_at) WHERE judged_at IS NULL;
+CREATE INDEX fences_recent ON fences (instance, asked_at);
+-- The messages that a fence is to judge: Postfix's queue did not hold them.
 CREATE TABLE fence_messages (
-  fence_token uuid NOT NULL REFERENCES fences ON DELETE CASCADE,
+  fence_token text NOT NULL REFERENCES fences ON DELETE CASCADE,
   dispatch_id bigint NOT NULL,
   handed_at timestamptz NOT NULL,
-  listed boolean NOT NULL,
   PRIMARY KEY (fence_token, dispatch_id));
+CREATE INDEX fence_messages_of ON fence_messages (dispatch_id);
 
 -- Which dispatch a queue id of an instance carries; null: mail that is not ours.
 CREATE TABLE queue_ids (
@@ -318,11 +338,13 @@ CREATE TABLE function_files (
 -- The processor reads and writes its tables; it makes and drops none, and forgets no dispatch.
 GRANT SELECT ON ALL TABLES IN SCHEMA fairpost TO fairpost_processor;
 GRANT INSERT ON dispatches, audit TO fairpost_processor;
-GRANT INSERT, UPDATE ON campaigns, chunks, chunk_counts, dispatch_counts, instances, fences TO fairpost_processor;
-GRANT INSERT, UPDATE, DELETE ON operators, operator_domains, messages, queue_ids, suppressions TO fairpost_processor;
+GRANT INSERT, UPDATE ON campaigns, chunks, chunk_counts, dispatch_counts, instances TO fairpost_processor;
+GRANT INSERT, UPDATE, DELETE ON operators, operator_domains, messages, queue_ids, retries, suppressions TO fairpost_processor;
 GRANT INSERT, DELETE ON pending, outbox, early_statuses TO fairpost_processor;
 GRANT UPDATE (reply) ON outbox TO fairpost_processor;
+GRANT UPDATE (log_inode) ON handovers TO fairpost_processor;
 GRANT UPDATE (sending, changed_at) ON fleet TO fairpost_processor;
-GRANT DELETE ON chunks, chunk_counts, handovers, claim_turns, fences, fence_messages TO fairpost_processor;
+GRANT UPDATE ON fences TO fairpost_processor;
+GRANT DELETE ON chunks, chunk_counts, claims, handovers, claim_turns, fences, fence_messages TO fairpost_processor;
 -- An agent reads what it sends and how fast, and writes nothing but through the functions granted to it.
-GRANT SELECT ON operators, campaigns, handovers TO fairpost_agent;
+GRANT SELECT ON operators, operator_domains, campaigns, handovers, retries TO fairpost_agent;

@@ -14,6 +14,7 @@ from processor.cli import (
     campaigns,
     dead_letters,
     dispatches,
+    instances,
     migrate,
     operators,
     processes,
@@ -21,8 +22,11 @@ from processor.cli import (
     retention,
     sending,
     topics,
+    uncertain,
 )
 from processor.dead_letter_topic import DeadLetterError
+from processor.instances import InstanceError
+from processor.operators import OperatorError
 from processor.overview import CampaignError
 from processor.settings import ProcessorSettings
 from processor.topics import TopicsError
@@ -72,6 +76,8 @@ for command in (
     publish.publish,
     operators.operators,
     campaigns.campaigns,
+    instances.instances,
+    uncertain.uncertain,
     retention.prune,
     retention.forget,
     sending.sending,
@@ -90,6 +96,8 @@ def main() -> NoReturn:
             KafkaException,
             TopicsError,
             CampaignError,
+            InstanceError,
+            OperatorError,
             DeadLetterError,
             OperatorsError,
         ),

@@ -8,12 +8,18 @@ from contract import console
 from contract.console import progress_bar
 from contract.operators import load_operators
 from processor.cli.session import actor, json_option, settings_of, with_database
-from processor.operators import apply_operators, list_operators, replan_moved
+from processor.operators import (
+    apply_operators,
+    list_operators,
+    pause_operator,
+    replan_moved,
+    resume_operator,
+)
 
 
 @click.group()
 def operators() -> None:
-    """Apply and list mailbox operators."""
+    """Apply, list, pause and resume mailbox operators."""
 
 
 @operators.command()
@@ -47,3 +53,31 @@ def apply(context: click.Context, file: Path) -> None:
 def list_(context: click.Context, *, as_json: bool) -> None:
     """List operators with their limits and what waits for them."""
     console.show(with_database(settings_of(context), list_operators), as_json=as_json)
+
+
+@operators.command()
+@click.argument("name")
+@click.pass_context
+def pause(context: click.Context, name: str) -> None:
+    """Stop an operator: within a second no agent hands anything more over for it, until a person resumes it.
+
+    What the Postfix servers have already is still delivered.
+
+    \b
+    Example: fairpost operators pause gmail
+    """
+    with_database(settings_of(context), lambda c: pause_operator(c, name, actor()))
+    console.complain(f"operator {name}: paused")
+
+
+@operators.command()
+@click.argument("name")
+@click.pass_context
+def resume(context: click.Context, name: str) -> None:
+    """Let a paused operator go on.
+
+    \b
+    Example: fairpost operators resume gmail
+    """
+    with_database(settings_of(context), lambda c: resume_operator(c, name, actor()))
+    console.complain(f"operator {name}: no longer paused")

@@ -5,79 +5,79 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from testbed.chaos import workers
+from testbed.chaos import agents, workers
+from testbed.chaos.outcome import Tally
 from testbed.processes import ServiceError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from testbed.chaos.workers import Outcome
+    from testbed.chaos.outcome import Outcome
 
 SHOWN = 20
-PARTS = ("processor",)
+PARTS = ("processor", "agent")
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    scale = workers.Scale()
     parser = argparse.ArgumentParser(prog="python -m testbed.chaos", description=__doc__)
     parser.add_argument("--only", choices=(*PARTS, "all"), default="all", help="what is disturbed")
     parser.add_argument("--seed", type=int, help="decides what happens; by default the time does")
     parser.add_argument("--seeds", type=int, default=1, help="so many seeds in a row (default 1)")
-    parser.add_argument(
-        "--due", type=int, default=scale.due, help="due e-mails (default %(default)s)"
-    )
-    parser.add_argument(
-        "--kills", type=int, default=scale.kills, help="kill -9 (default %(default)s)"
-    )
-    parser.add_argument(
-        "--outages",
-        type=int,
-        default=scale.outages,
-        help="of Kafka, and of Postgres (default %(default)s)",
-    )
+    parser.add_argument("--due", type=int, help="due e-mails of a part")
+    parser.add_argument("--kills", type=int, help="kill -9 of workers, and of agents in a part")
+    parser.add_argument("--outages", type=int, help="of each service in a part")
     return parser.parse_args(given)
 
 
-def describe(outcome: Outcome) -> str:
-    """What happened on the way, in a line."""
-    fell = ", ".join(f"{number} at {point}" for point, number in sorted(outcome.fell.items()))
-    return (
-        f"{outcome.seconds:.0f} s; workers killed: {len(outcome.deaths) - outcome.fell.total()} at any moment, {fell};"
-        f" crashed: {len(outcome.crashes)}; send events repeated: {outcome.verdict.repeats}"
-    )
+def play(seed: int, options: argparse.Namespace, console: Console) -> list[Outcome]:
+    """Runs the parts that were asked for, with one seed."""
+    figures = {
+        name: value
+        for name in ("due", "kills", "outages")
+        if (value := getattr(options, name)) is not None
+    }
+    outcomes: list[Outcome] = []
+    if options.only in ("processor", "all"):
+        outcomes.append(workers.run(seed, replace(workers.Scale(), **figures), console))
+    if options.only in ("agent", "all"):
+        parts = [replace(p, scale=replace(p.scale, **figures)) for p in agents.PARTS]
+        outcomes += agents.run(seed, parts, console)
+    return outcomes
 
 
-def summary(seed: int, outcome: Outcome) -> str:
-    """The last line; no Postfix takes part, so that nothing can be uncertain or repeated by it."""
-    verdict = outcome.verdict
-    return (
-        f"chaos: seed={seed} kills={len(outcome.deaths)} messages={verdict.messages} lost={verdict.lost}"
-        f" twice={verdict.twice} uncertain=0 postfix_twice=0"
-    )
-
-
-def run(seed: int, scale: workers.Scale, console: Console) -> bool:
-    """Runs one seed; True where every promise held."""
-    console.print(f"chaos: seed={seed}")
-    outcome = workers.run(seed, scale, console)
-    console.print(describe(outcome), soft_wrap=True)
+def tell(outcome: Outcome, console: Console) -> None:
+    """Says how a part went, and what is wrong."""
+    console.print(str(outcome), soft_wrap=True)
     for crash in outcome.crashes[:SHOWN]:
-        console.print(f"worker {crash.worker} crashed: {crash.reason}", soft_wrap=True)
+        console.print(f"{crash.place} crashed: {crash.reason}", soft_wrap=True)
     for complaint in outcome.complaints[:SHOWN]:
         console.print(complaint, style="red", soft_wrap=True)
     if outcome.complaints:
         console.print(
-            f"{len(outcome.complaints)} promises broken; every log is in {outcome.directory};"
-            f" again: make chaos SEED={seed}",
+            f"{len(outcome.complaints)} promises broken; every log is in {outcome.directory}",
+            style="red",
             soft_wrap=True,
         )
-    console.print(summary(seed, outcome), soft_wrap=True)
-    return not outcome.complaints
+
+
+def run(seed: int, options: argparse.Namespace, console: Console) -> bool:
+    """Runs one seed; True where every promise held. The last line sums its parts up."""
+    console.print(f"chaos: seed={seed}")
+    outcomes = play(seed, options, console)
+    for outcome in outcomes:
+        tell(outcome, console)
+    held = not any(outcome.complaints for outcome in outcomes)
+    if not held:
+        console.print(f"again: make chaos ONLY={options.only} SEED={seed}", soft_wrap=True)
+    tally = sum((outcome.tally for outcome in outcomes), Tally())
+    console.print(f"chaos: seed={seed} {tally}", soft_wrap=True)
+    return held
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -87,9 +87,8 @@ def main(given: Sequence[str] | None = None) -> int:
         width=None if sys.stdout.isatty() else 120, highlight=False, markup=False, emoji=False
     )
     first = int(time.time()) if options.seed is None else options.seed
-    scale = workers.Scale(due=options.due, kills=options.kills, outages=options.outages)
     try:
-        held = [run(seed, scale, console) for seed in range(first, first + options.seeds)]
+        held = [run(seed, options, console) for seed in range(first, first + options.seeds)]
     except (ServiceError, ValueError) as error:
         console.print(f"chaos: {error}", style="red", soft_wrap=True)
         return 2

@@ -1,4 +1,4 @@
-"""The crew: workers, each started anew at once whenever it ends, as under a service manager."""
+"""The crew: workers or agents, each started anew at once whenever it ends, as under a service manager."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Self
 from testbed.processes import POLL, ServiceError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from processor.fail_points import FailPoint
-    from testbed.chaos.schedule import Life
-    from testbed.installation import Installation, Running
+    from testbed.chaos.steps import FailPoint, Life
+    from testbed.installation import Running
 
 _REST = 0.2
 _PATIENCE = 60.0
@@ -25,50 +24,52 @@ _PATIENCE = 60.0
 
 @dataclass(frozen=True)
 class Death:
-    """The end of a worker's life by SIGKILL; `point` is the fail point where it killed itself."""
+    """The end of a life by SIGKILL; `point` is the fail point where it killed itself."""
 
-    worker: int
+    place: str
     point: FailPoint | None
 
 
 @dataclass(frozen=True)
 class Crash:
-    """A worker that ended though nobody killed it; `reason` is for people."""
+    """A process that ended though nobody killed it; `reason` is for people."""
 
-    worker: int
+    place: str
     reason: str
     log: Path | None
 
 
 class Place:
-    """The place of one worker: goes through its lives, and on unarmed after the last.
+    """The place of one worker or agent: goes through its lives, and on unarmed after the last.
 
-    Only SIGKILL ends a life; a worker that crashes begins the same life again.
+    Only SIGKILL ends a life; a process that crashes begins the same life again.
 
     Args:
-        installation: of which it is a worker.
-        number: of the place.
-        lives: how the worker starts each time.
+        name: of the place, such as `worker 1`.
+        start: starts the process, with these environment variables in addition; returns when it is ready.
+        lives: how it starts each time.
     """
 
-    def __init__(self, installation: Installation, number: int, lives: Sequence[Life]) -> None:
+    def __init__(
+        self, name: str, start: Callable[[Mapping[str, str]], Running], lives: Sequence[Life]
+    ) -> None:
+        self.name = name
         self.life = 0
         self.deaths: list[Death] = []
         self.crashes: list[Crash] = []
-        self._installation = installation
-        self._number = number
+        self._start = start
         self._lives = lives
         self._running: Running | None = None
         self._struck: Running | None = None
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"worker {number}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Keep a worker running from now on."""
+        """Keep a process running from now on."""
         self._thread.start()
 
     def stop(self) -> None:
-        """SIGTERM to the worker, and wait; no other follows."""
+        """SIGTERM to the process, and wait; no other follows."""
         self._stopping.set()
         self._thread.join()
 
@@ -77,14 +78,14 @@ class Place:
         self._stopping.set()
 
     def armed(self, life: int) -> Life:
-        """How the worker starts that life."""
+        """How the process starts that life."""
         return self._lives[life] if life < len(self._lives) else None
 
     def kill(self, life: int) -> None:
-        """End that life, if it has not ended, as soon as the worker runs.
+        """End that life, if it has not ended, as soon as the process runs.
 
         Raises:
-            ServiceError: the worker does not come to run.
+            ServiceError: the process does not come to run.
         """
         patience = time.monotonic() + _PATIENCE
         while self.life == life:
@@ -94,15 +95,21 @@ class Place:
                 running.kill()
             if time.monotonic() > patience:
                 last = self.crashes[-1].reason if self.crashes else "it is not ready"
-                raise ServiceError(f"worker {self._number} does not start: {last}")
+                raise ServiceError(f"{self.name} does not start: {last}")
             time.sleep(POLL)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal that does not end the process, if it runs."""
+        running = self._running
+        if running is not None:
+            running.process.signal(number)
 
     def _run(self) -> None:
         while not self._stopping.is_set():
             try:
-                running = self._installation.start_worker(**self._settings())
+                running = self._start(self._settings())
             except ServiceError as error:
-                self.crashes.append(Crash(self._number, str(error), None))
+                self.crashes.append(Crash(self.name, str(error), None))
                 self._stopping.wait(_REST)
                 continue
             self._running = running
@@ -115,35 +122,28 @@ class Place:
                 self._bury(running)
 
     def _settings(self) -> dict[str, str]:
-        # What a killed worker leaves behind goes with the folder of the run.
-        settings = {"TMPDIR": str(self._installation.directory)}
         armed = self.armed(self.life)
-        if armed is not None:
-            settings["FAIRPOST_FAIL_POINTS"] = json.dumps({armed.point: armed.probability})
-        return settings
+        if armed is None:
+            return {}
+        return {"FAIRPOST_FAIL_POINTS": json.dumps({armed.point: armed.probability})}
 
     def _bury(self, running: Running) -> None:
         code = running.process.exit_code
         armed = self.armed(self.life)
         if code != -signal.SIGKILL:
-            self.crashes.append(Crash(self._number, f"exit code {code}", running.log))
+            self.crashes.append(Crash(self.name, f"exit code {code}", running.log))
             self._stopping.wait(_REST)
             return
         point = armed.point if armed and running is not self._struck else None
-        self.deaths.append(Death(self._number, point))
+        self.deaths.append(Death(self.name, point))
         self.life += 1
 
 
 class Crew:
-    """All workers; a context manager.
+    """Everybody in a place; a context manager."""
 
-    Args:
-        installation: whose workers they are.
-        lives: how each worker starts, life after life.
-    """
-
-    def __init__(self, installation: Installation, lives: Sequence[Sequence[Life]]) -> None:
-        self.places = [Place(installation, n, own) for n, own in enumerate(lives)]
+    def __init__(self, places: Sequence[Place]) -> None:
+        self.places = tuple(places)
 
     @property
     def deaths(self) -> list[Death]:

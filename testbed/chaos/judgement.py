@@ -107,8 +107,8 @@ def judge(installation: Installation, workload: Workload) -> Verdict:
             for row in connection.execute(_DISPATCHES).fetchall()
         ]
         complaints = [
-            *_of_books(connection),
-            *_of_chunks(connection),
+            *of_books(connection),
+            *of_chunks(connection),
             *_of_campaigns(connection, told, workload),
             *_of_outbox(connection, dispatches),
         ]
@@ -132,7 +132,7 @@ def judge(installation: Installation, workload: Workload) -> Verdict:
         *(f"dispatch of {key}: {text}" for key, texts in sorted(wrong.items()) for text in texts),
         *(f"dispatch {i}: was emitted, but is not reserved" for i in unknown),
         *(f"dead letter: {value.decode(errors='replace')[:300]}" for value in dead),
-        *_of_balance(installation),
+        *of_balance(installation),
     ]
     return Verdict(
         messages=sum(dispatch.state is not None for dispatch in dispatches),
@@ -168,7 +168,7 @@ def _of_dispatch(
         yield f"its message is in a chunk of operator {dispatch.operator}"
 
 
-def _of_books(connection: psycopg.Connection[Any]) -> Iterator[str]:
+def of_books(connection: psycopg.Connection[Any]) -> Iterator[str]:
     """What is unplanned, stray or counted wrongly."""
     for (dispatch_id,) in connection.execute(_PENDING).fetchall():
         yield f"dispatch {dispatch_id}: is still pending"
@@ -179,8 +179,8 @@ def _of_books(connection: psycopg.Connection[Any]) -> Iterator[str]:
             yield f"campaign {campaign_id}: {there} dispatches, {counted} counted"
 
 
-def _of_chunks(connection: psycopg.Connection[Any]) -> Iterator[str]:
-    """What is wrong with chunks: their numbers, places, sizes and counts."""
+def of_chunks(connection: psycopg.Connection[Any], *, claimed: bool = False) -> Iterator[str]:
+    """What is wrong with chunks: their numbers, places, sizes and counts; a claimed one need not be full."""
     contents = defaultdict[int, Content](Content)
     for chunk_id, state, number, last in connection.execute(_MESSAGES_BY_CHUNK).fetchall():
         contents[chunk_id].add(state, number, last + 1)
@@ -190,7 +190,7 @@ def _of_chunks(connection: psycopg.Connection[Any]) -> Iterator[str]:
         for place, chunk in enumerate(own, 1):
             for text in _of_chunk(chunk, place, contents[chunk.chunk_id]):
                 yield f"campaign {campaign_id}, chunk {chunk.number}: {text}"
-            if chunk.operator in filling:
+            if chunk.operator in filling and not claimed:
                 yield f"campaign {campaign_id}, chunk {chunk.number}: the one before it was not full"
             if chunk.size < chunk.capacity:
                 filling.add(chunk.operator)
@@ -262,7 +262,7 @@ def _of_outbox(
         yield f"dispatch {dispatch_id}: {state} is told {told[dispatch_id, state]} times"
 
 
-def _of_balance(installation: Installation) -> Iterator[str]:
+def of_balance(installation: Installation) -> Iterator[str]:
     """Which campaigns have dispatches that are in no state, as `fairpost campaigns list` counts them."""
     for campaign in json.loads(installation.fairpost("campaigns", "list", "--json").stdout):
         accounted = sum(campaign[state] for state in COUNTED)

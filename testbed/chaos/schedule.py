@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
-from processor.fail_points import FailPoint
+from contract.fail_points import WorkerFailPoint
+from testbed.chaos.steps import Armed, Life, Step, spread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 WORKERS = 3
 
-MAIL_POINTS = (FailPoint.BLOCK_RESERVED, FailPoint.BATCH_EMITTED, FailPoint.BLOCK_PLANNED)
+MAIL_POINTS = (
+    WorkerFailPoint.BLOCK_RESERVED,
+    WorkerFailPoint.BATCH_EMITTED,
+    WorkerFailPoint.BLOCK_PLANNED,
+)
 """The fail points that any worker comes to while mail flows."""
 
 
@@ -24,18 +28,6 @@ class Service(StrEnum):
 
     KAFKA = "kafka"
     POSTGRES = "postgres"
-
-
-@dataclass(frozen=True)
-class Armed:
-    """A worker that kills itself at a fail point, at each visit with this probability."""
-
-    point: FailPoint
-    probability: float
-
-
-Life = Armed | None
-"""How a worker starts; an unarmed one is killed from outside."""
 
 
 @dataclass(frozen=True)
@@ -90,20 +82,6 @@ Disturbance = EndLife | Down | Up | Tell | Nothing
 
 
 @dataclass(frozen=True)
-class Step:
-    """One disturbance.
-
-    Attributes:
-        records: so many due e-mails are published first.
-        pause: then so many seconds pass.
-    """
-
-    disturbance: Disturbance
-    records: int
-    pause: float
-
-
-@dataclass(frozen=True)
 class Schedule:
     """All disturbances of a run.
 
@@ -113,7 +91,7 @@ class Schedule:
     """
 
     lives: tuple[tuple[Life, ...], ...]
-    steps: tuple[Step, ...]
+    steps: tuple[Step[Disturbance], ...]
 
     @property
     def kills(self) -> int:
@@ -138,7 +116,9 @@ def draw_schedule(
     """
     rounds = _draw_rounds(random, kills)
     plain = [number for number, round_ in enumerate(rounds) if round_ == (None,)]
-    told = [n for n, round_ in enumerate(rounds) if Armed(FailPoint.CAMPAIGN_APPLIED, 1) in round_]
+    told = [
+        n for n, round_ in enumerate(rounds) if Armed(WorkerFailPoint.CAMPAIGN_APPLIED, 1) in round_
+    ]
     if len(plain) < 2 * outages or events <= len(told):
         raise ValueError(
             f"{kills} kills and {events} events are too few for {outages} outages of each"
@@ -159,15 +139,15 @@ def draw_schedule(
             ends = list(_with_outage(random, ends, down[number]))
         steps += ends
     steps += [(Tell(), random.uniform(0, 0.5)), (Nothing(), 0)]
-    return Schedule(tuple(map(tuple, lives)), tuple(_fill(random, steps, records)))
+    return Schedule(tuple(map(tuple, lives)), tuple(spread(random, steps, records)))
 
 
 def _draw_rounds(random: Random, kills: int) -> list[tuple[Life, ...]]:
     """Draws rounds of deaths; those of a round are of different workers, armed at the same time."""
     # Only one worker has the partition of campaigns: all are armed, so that it is one of them.
-    applied: list[tuple[Life, ...]] = [(Armed(FailPoint.CAMPAIGN_APPLIED, 1),) * WORKERS] * max(
-        1, kills // 15
-    )
+    applied: list[tuple[Life, ...]] = [
+        (Armed(WorkerFailPoint.CAMPAIGN_APPLIED, 1),) * WORKERS
+    ] * max(1, kills // 15)
     mail = kills - WORKERS * len(applied)
     aims: list[Life] = [Armed(point, 1) for point in MAIL_POINTS]
     aims += [
@@ -191,13 +171,3 @@ def _with_outage(
     up = (Up(down.service), random.uniform(2, 6))
     yield down, random.uniform(0.1, 2)
     yield from random.choice(((up, *ends), (*ends, up)))
-
-
-def _fill(
-    random: Random, steps: Sequence[tuple[Disturbance, float]], records: int
-) -> Iterator[Step]:
-    """Gives each step its part of the records; the parts differ, and sum up."""
-    bounds = list(accumulate((random.uniform(0.2, 1.8) for _ in steps), initial=0.0))
-    places = [round(records * bound / bounds[-1]) for bound in bounds]
-    for (disturbance, pause), (first, end) in zip(steps, pairwise(places), strict=True):
-        yield Step(disturbance, end - first, pause)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
-from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -14,10 +13,12 @@ import psycopg
 from confluent_kafka import KafkaException
 
 from contract.events import CAMPAIGNS, DUE_EMAILS, SEND_EMAILS
-from processor.fail_points import FailPoint
+from contract.fail_points import WorkerFailPoint
 from processor.stall import Lag
-from testbed.chaos.crew import Crew
-from testbed.chaos.judgement import Verdict, judge
+from testbed.chaos.crew import Crew, Place
+from testbed.chaos.flow import Flow, wait
+from testbed.chaos.judgement import judge
+from testbed.chaos.outcome import Outcome, Tally, keep
 from testbed.chaos.producer import Producer
 from testbed.chaos.progress import Progress
 from testbed.chaos.schedule import (
@@ -33,15 +34,14 @@ from testbed.chaos.schedule import (
 from testbed.chaos.workload import DOMAINS, Workload, draw_workload
 from testbed.fleet import Testbed
 from testbed.installation import Installation, OperatorRule
-from testbed.processes import POLL, ServiceError, find_program
+from testbed.processes import ServiceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import Mapping
 
     from rich.console import Console
 
-    from testbed.chaos.crew import Crash, Death
+    from testbed.installation import Running
     from testbed.kafka import Kafka
     from testbed.postgres import Postgres
 
@@ -54,7 +54,6 @@ FALL_SECONDS = 20.0
 """An armed worker that did not come to its fail point by then is killed; it joins its group within ten."""
 APPLIED_FALL_SECONDS = 8.0
 """The same for the fail point that only one of the workers, all armed, can come to."""
-TRICKLE_SECONDS = 0.5
 SETTLE_SECONDS = 180.0
 SETTLE_POLL = 0.25
 
@@ -77,38 +76,6 @@ class Scale:
     due: int = 20_000
     kills: int = 30
     outages: int = 2
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What came of a run.
-
-    Attributes:
-        verdict: on the promises.
-        deaths: of workers, by SIGKILL.
-        crashes: of workers that nobody killed; work went on, but each is worth a look.
-        seconds: from the first start of a worker until nothing moved.
-        settled: whether nothing moved in the end.
-        directory: every log, where a promise was broken.
-    """
-
-    verdict: Verdict
-    deaths: tuple[Death, ...]
-    crashes: tuple[Crash, ...]
-    seconds: float
-    settled: bool
-    directory: Path | None
-
-    @property
-    def complaints(self) -> tuple[str, ...]:
-        """Every promise that was broken."""
-        stuck = () if self.settled else (f"work is not done {SETTLE_SECONDS:g} s after the end",)
-        return stuck + self.verdict.complaints
-
-    @property
-    def fell(self) -> Counter[FailPoint]:
-        """How often a worker died at each fail point."""
-        return Counter(death.point for death in self.deaths if death.point is not None)
 
 
 def run(seed: int, scale: Scale, console: Console) -> Outcome:
@@ -140,8 +107,14 @@ def run(seed: int, scale: Scale, console: Console) -> Outcome:
                 connection.execute(_SET_CHUNK_SIZE, (size, operator))
         started = time.monotonic()
         try:
-            with Producer(installation) as producer, Crew(installation, schedule.lives) as crew:
-                play = Play(testbed, installation, workload, producer, crew)
+            places = [
+                Place(f"worker {number}", partial(_start_worker, installation), lives)
+                for number, lives in enumerate(schedule.lives)
+            ]
+            with Producer(installation) as producer, Crew(places) as crew:
+                play = Play(
+                    testbed, installation, workload, producer, Flow(producer, workload), crew
+                )
                 with Progress(console, lambda: play.standing(len(schedule.steps))):
                     play.perform(schedule)
                     settled = play.settle()
@@ -150,20 +123,25 @@ def run(seed: int, scale: Scale, console: Console) -> Outcome:
         except ServiceError:
             testbed.keep()
             raise
+        stuck = () if settled else (f"work is not done {SETTLE_SECONDS:g} s after the end",)
         outcome = Outcome(
-            verdict, tuple(crew.deaths), tuple(crew.crashes), seconds, settled, testbed.directory
+            "workers",
+            Tally(len(crew.deaths), verdict.messages, verdict.lost, verdict.twice),
+            tuple(crew.deaths),
+            tuple(crew.crashes),
+            seconds,
+            f"send events repeated: {verdict.repeats}",
+            stuck + verdict.complaints,
+            testbed.directory,
         )
         if outcome.complaints:
-            _keep(testbed, installation)
+            keep(testbed, installation)
     return outcome
 
 
-def _keep(testbed: Testbed, installation: Installation) -> None:
-    """Leaves every log and the topics behind, and the database, which ends with the installation, as SQL."""
-    testbed.keep()
-    dump = testbed.directory / "database.sql"
-    dsn = testbed.postgres.dsn(installation.name)
-    subprocess.run([find_program("pg_dump"), "--file", str(dump), dsn], check=False)
+def _start_worker(installation: Installation, settings: Mapping[str, str]) -> Running:
+    # What a killed worker leaves behind goes with the folder of the run.
+    return installation.start_worker(TMPDIR=str(installation.directory), **settings)
 
 
 @dataclass
@@ -174,28 +152,26 @@ class Play:
     installation: Installation
     workload: Workload
     producer: Producer
+    flow: Flow
     crew: Crew
     step: int = 0
     now: str = "start"
-    _records: int = field(default=0, init=False)
-    _events: int = field(default=0, init=False)
 
     def perform(self, schedule: Schedule) -> None:
         """Does step after step; returns when all mail is published and every service is up."""
-        for event in self.workload.openings:
-            self.producer.tell(event)
+        self.flow.open()
         for step in schedule.steps:
             self.step += 1
             self.now = str(step.disturbance)
-            end = self._records + step.records
+            end = self.flow.records + step.records
             match step.disturbance:
                 case EndLife(worker, life):
                     self._await_fall(worker, life, end)
-                    self._publish(end)
+                    self.flow.publish(end)
                     time.sleep(step.pause)
                     self.crew.places[worker].kill(life)
                 case disturbance:
-                    self._publish(end)
+                    self.flow.publish(end)
                     time.sleep(step.pause)
                     self._disturb(disturbance)
 
@@ -219,7 +195,7 @@ class Play:
             return False
 
         try:
-            return _wait(is_done, SETTLE_SECONDS, poll=SETTLE_POLL)
+            return wait(is_done, SETTLE_SECONDS, poll=SETTLE_POLL)
         finally:
             lag.close()
 
@@ -244,8 +220,7 @@ class Play:
             case Up(service):
                 self._service(service).start()
             case Tell():
-                self.producer.tell(self.workload.changes[self._events])
-                self._events += 1
+                self.flow.tell()
             case Nothing():
                 pass
 
@@ -258,28 +233,11 @@ class Play:
         armed = place.armed(life)
         if armed is None:
             return
-        applied = armed.point is FailPoint.CAMPAIGN_APPLIED
-        pieces = round((APPLIED_FALL_SECONDS if applied else FALL_SECONDS) / TRICKLE_SECONDS)
-        for left in range(pieces, 0, -1):
-            self._publish(self._records + (end - self._records) // left)
-            if _wait(lambda: place.life > life, TRICKLE_SECONDS):
-                return
-
-    def _publish(self, end: int) -> None:
-        """Publishes the records up to that place."""
-        if end > self._records:
-            self.producer.publish(self.workload.records[self._records : end])
-            self._records = end
+        applied = armed.point is WorkerFailPoint.CAMPAIGN_APPLIED
+        seconds = APPLIED_FALL_SECONDS if applied else FALL_SECONDS
+        self.flow.trickle(end, lambda: place.life > life, seconds)
 
     def _count(self) -> tuple[int, int, int]:
         with self.installation.connect() as connection:
             dispatches, messages, pending = connection.execute(_STANDING).fetchone() or (0, 0, 0)
         return dispatches, messages, pending
-
-
-def _wait(condition: Callable[[], bool], seconds: float, poll: float = POLL) -> bool:
-    """Waits until the condition holds, so long at most; whether it does."""
-    end = time.monotonic() + seconds
-    while not (held := condition()) and time.monotonic() < end:
-        time.sleep(poll)
-    return held

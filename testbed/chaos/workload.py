@@ -19,7 +19,7 @@ from contract.events import (
 from contract.states import CampaignState, next_campaign_state
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from random import Random
 
 Key = tuple[str, str, str]
@@ -97,13 +97,14 @@ def draw_workload(random: Random, *, due: int, changes: int) -> Workload:
         changes: events of campaigns after the first of each.
     """
     return Workload(
-        tuple(_scheduled(campaign, 0) for campaign in _CAMPAIGNS if campaign != _LATE),
+        tuple(scheduled(campaign, 0) for campaign in _CAMPAIGNS if campaign != _LATE),
         (*_draw_changes(random, changes - 1), CampaignCancelled(campaign_id=_CANCELLED)),
-        tuple(_draw_records(random, due)),
+        tuple(with_copies(random, [_draw_due_email(random, n, due) for n in range(due)])),
     )
 
 
-def _scheduled(campaign_id: str, edition: int) -> CampaignScheduled:
+def scheduled(campaign_id: str, edition: int) -> CampaignScheduled:
+    """The event that schedules a campaign, with a content that its edition tells from another."""
     return CampaignScheduled(
         campaign_id=campaign_id,
         name=f"{campaign_id}, edition {edition}",
@@ -122,7 +123,7 @@ def _draw_changes(random: Random, number: int) -> list[CampaignEvent]:
     for edition in range(1, number + 1):
         campaign_id = random.choice(list(_CAMPAIGNS))
         if edition == late + 1:
-            changes.append(_scheduled(_LATE, edition))
+            changes.append(scheduled(_LATE, edition))
             continue
         match random.choice(("pause", "resume", "schedule")):
             case "pause":
@@ -130,19 +131,19 @@ def _draw_changes(random: Random, number: int) -> list[CampaignEvent]:
             case "resume":
                 changes.append(CampaignResumed(campaign_id=campaign_id))
             case _:
-                changes.append(_scheduled(campaign_id, edition))
+                changes.append(scheduled(campaign_id, edition))
     return changes
 
 
-def _draw_records(random: Random, due: int) -> list[Record]:
+def with_copies(random: Random, emails: Sequence[DueEmail]) -> list[Record]:
+    """Each due e-mail in its place, a tenth of them once more and some twice more, later."""
     placed: list[tuple[float, Record]] = []
-    for place in range(due):
-        email = _draw_due_email(random, place, due)
+    for place, email in enumerate(emails):
         placed.append((place, Record(email, keyed=True)))
         chance = random.random()
         for _ in range((chance < _TWICE) + (chance < _THRICE)):
             # Right behind the original, mostly in the same block, or any time later.
-            distance = random.choice((random.uniform(0, 3), random.uniform(0, due - place)))
+            distance = random.choice((random.uniform(0, 3), random.uniform(0, len(emails) - place)))
             placed.append((place + distance, Record(email, keyed=random.choice((True, False)))))
     placed.sort(key=lambda item: item[0])
     return [record for _, record in placed]

@@ -183,7 +183,7 @@ def build(testbed: Testbed, template: str, request: pytest.FixtureRequest) -> It
 
         def _build(limits: Mapping[str, int | None], *, hosts: int = 1) -> House:
             number = next(_numbers)
-            name = f"{re.sub('[^a-z]+', '_', request.node.name)[:40]}_{number}"
+            name = f"{re.sub('[^a-z]+', '_', request.node.name)[:32]}_{number}"
             operators = testbed.add_operators({o: [f"{o}.test"] for o in limits})
             rules = [OperatorRule(o, [f"{o}.test"], limit) for o, limit in limits.items()]
             installation = stack.enter_context(

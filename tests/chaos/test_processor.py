@@ -4,7 +4,7 @@ from collections import Counter
 
 from rich.console import Console
 
-from processor.fail_points import FailPoint
+from contract.fail_points import WorkerFailPoint
 from testbed.chaos import workers
 from testbed.chaos.workers import Scale
 
@@ -15,8 +15,8 @@ def test_killed_workers_lose_and_repeat_nothing() -> None:
     """Workers die at every fail point and at any moment, Kafka and Postgres go away: each due e-mail is one message."""
     outcome = workers.run(1, SCALE, Console())
     assert outcome.complaints == (), f"every log is in {outcome.directory}"
-    assert (outcome.verdict.lost, outcome.verdict.twice) == (0, 0)
-    assert outcome.verdict.messages == SCALE.due
+    assert (outcome.tally.lost, outcome.tally.twice) == (0, 0)
+    assert outcome.tally.messages == SCALE.due
     assert len(outcome.deaths) == SCALE.kills
-    assert set(outcome.fell) == set(FailPoint)
+    assert set(outcome.fell) == set(WorkerFailPoint)
     assert Counter(crash.reason for crash in outcome.crashes) == Counter()

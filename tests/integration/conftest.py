@@ -1,10 +1,13 @@
 """What integration tests share: connections under each role, mail brought to a certain point, and the books."""
 
+import asyncio
 import io
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -28,20 +31,26 @@ from contract.events import (
     Template,
     encode,
 )
+from contract.operators import Operator
 from contract.states import MESSAGE_TRANSITIONS, MessageState
 from processor.campaigns import Campaigns
 from processor.cli import main
 from processor.consuming import Record
 from processor.emitting import Emitter
 from processor.housekeeping import check_balance
+from processor.operators import apply_operators
 from processor.planning import Planning
 from processor.settings import ProcessorSettings
+from smtp_agent.agent import Agent
 from smtp_agent.claims import Claim, Claims
 from smtp_agent.feed import Feed
 from smtp_agent.handover import Batch, Handover
-from smtp_agent.postfix import Postfix
+from smtp_agent.postfix import Postfix, read_postfix
+from smtp_agent.settings import AgentSettings
 from testbed import Testbed
+from testbed.fleet import Instance
 from testbed.installation import Running
+from testbed.mailbox import MailboxOperator
 from testbed.ports import LOOPBACK, accepts, reserve_port
 from testbed.processes import Process
 from tests.conftest import Database, TestTopics
@@ -279,6 +288,7 @@ class Post:
         self.planning = Planning(settings, worker, emitter)
         self.campaigns = Campaigns(settings, worker, emitter)
         self._offset = 0
+        self._handovers: list[Handover] = []
 
     async def apply(self, *events: CampaignEvent) -> None:
         """Applies campaign events, each newer than all before."""
@@ -335,7 +345,14 @@ class Post:
     def handover(self, instance: str = INSTANCE, port: int | None = None) -> Handover:
         """The hand-over of an instance whose Postfix does not listen, unless a port is named."""
         feed = Feed(LOOPBACK, port or reserve_port(), 2, time.monotonic)
-        return Handover(self.agent, instance, self.postfix, feed, "bounces.test")
+        handover = Handover(self.agent, instance, self.postfix, feed, "bounces.test")
+        self._handovers.append(handover)
+        return handover
+
+    async def close(self) -> None:
+        """Ends what its hand-overs have started."""
+        for handover in self._handovers:
+            await handover.close()
 
     async def hand(
         self, number: int, instance: str = INSTANCE, operator: str = "other"
@@ -362,7 +379,9 @@ async def post(
 ) -> AsyncIterator[Post]:
     """Mail for a test; when the test is over its books must balance."""
     await owner.execute(_WATCH)
-    yield Post(settings, owner, worker, agent, tmp_path)
+    post = Post(settings, owner, worker, agent, tmp_path)
+    yield post
+    await post.close()
     await check_books(owner, worker)
 
 
@@ -443,3 +462,175 @@ async def check_books(owner: Connection, worker: Pool) -> None:
     ] == []
     async with worker.connection() as connection:
         assert await check_balance(connection) == []
+
+
+# ------------------------------------------------------------------ mail hosts
+
+
+PATIENCE = 60
+"""Seconds after which a test gives up waiting; none waits so long when all is well."""
+MACHINE = "0123456789abcdef0123456789abcdef"
+
+
+@pytest.fixture(scope="module")
+def mailboxes(testbed: Testbed) -> dict[str, MailboxOperator]:
+    """Who takes the mail that Postfix accepts."""
+    return testbed.add_operators({"one": ["one.test"], "two": ["two.test"]})
+
+
+@pytest.fixture(scope="module")
+def instance(
+    testbed: Testbed, mailboxes: dict[str, MailboxOperator], request: pytest.FixtureRequest
+) -> Iterator[Instance]:
+    """A Postfix of this module's own."""
+    name = f"mta-{request.module.__name__.rpartition('.')[2].replace('_', '-')}"
+    topic = f"{name}.delivery-log"
+    testbed.kafka.create_topic(topic)
+    yield testbed.add_instance(name, operators=mailboxes.values(), topic=topic)
+    testbed.remove_instance(name)
+
+
+@dataclass
+class House:
+    """A mail host on a database of its own.
+
+    Attributes:
+        post: brings mail there.
+        instance: its Postfix.
+        agent_settings: those of the agent that `running` starts.
+    """
+
+    post: Post
+    instance: Instance
+    agent_settings: dict[str, Any]
+    _agents: list[asyncio.Task[None]] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The instance's."""
+        return self.instance.name
+
+    def settings(self, **changes: object) -> AgentSettings:
+        """The settings of an agent, with these differences."""
+        return AgentSettings(**self.agent_settings | changes)
+
+    @asynccontextmanager
+    async def running(self, **changes: object) -> AsyncIterator[None]:
+        """Runs an agent during the block, and drains it."""
+        settings = self.settings(**changes)
+        postfix = read_postfix(settings.postfix_config_directory)
+        stopping = asyncio.Event()
+        agent = asyncio.create_task(Agent(settings, postfix, self.post.agent, stopping).run())
+        self._agents.append(agent)
+        try:
+            yield
+        finally:
+            stopping.set()
+            self._agents.remove(agent)
+            await agent
+
+    async def until(self, condition: Callable[[], Awaitable[bool]]) -> None:
+        """Waits until it holds; fails the test if it never does, or the agent if it ended before."""
+        async with asyncio.timeout(PATIENCE):
+            while not await condition():
+                for agent in self._agents:
+                    if agent.done():
+                        await agent
+                await asyncio.sleep(0.01)
+
+    async def run(self) -> None:
+        """Runs an agent until it ends by itself."""
+        settings = self.settings()
+        postfix = read_postfix(settings.postfix_config_directory)
+        await Agent(settings, postfix, self.post.agent, asyncio.Event()).run()
+
+    async def limit(self, **per_minute: int | None) -> None:
+        """Applies `operators.toml`: the operators are `one` and `two`."""
+        operators = [Operator(o, (f"{o}.test",), per_minute.get(o)) for o in ("one", "two")]
+        async with self.post.worker.connection() as connection:
+            await apply_operators(connection, [*operators, Operator("other")], "test", "a test")
+
+    async def plan(self, number: int, *domains: str, campaign_id: str = "c") -> list[int]:
+        """Plans as many messages to each of the domains, in chunks that can be claimed."""
+        emails = [
+            due(n, campaign_id, domain, email_key=domain)
+            for domain in domains
+            for n in range(number)
+        ]
+        await self.post.apply(
+            scheduled(
+                campaign_id,
+                templates={domain: Template(subject="Hi", text="Hello") for domain in domains},
+            )
+        )
+        dispatch_ids = await self.post.plan(emails)
+        await self.post.ripen()
+        return dispatch_ids
+
+    async def states(self, operator: str | None = None) -> Counter[str]:
+        """How many messages are in each state."""
+        query = "SELECT m.state::text FROM messages m JOIN chunks USING (chunk_id) WHERE operator = coalesce(%s, operator)"
+        return Counter(state for (state,) in await fetch(self.post.owner, query, operator))
+
+    async def handed(self, number: int, operator: str | None = None) -> None:
+        """Waits until as many messages are handed over."""
+
+        async def reached() -> bool:
+            return (await self.states(operator))["handed"] >= number
+
+        await self.until(reached)
+
+    async def fenced(self, number: int = 1) -> None:
+        """Waits until as many fences were asked for."""
+        query = "SELECT count(*) FROM fences WHERE confirmed_at IS NOT NULL"
+
+        async def reached() -> bool:
+            return int(await fetch_one(self.post.owner, query)) >= number
+
+        await self.until(reached)
+
+    async def tried(self) -> bool:
+        """Whether anything was written ahead."""
+        return bool(await fetch(self.post.owner, "SELECT FROM handovers LIMIT 1"))
+
+    async def held(self) -> int:
+        """How many chunks are held."""
+        query = "SELECT count(*) FROM chunks WHERE instance IS NOT NULL"
+        return int(await fetch_one(self.post.owner, query))
+
+    async def execute(self, statement: str) -> None:
+        """Changes something as the owner of the database."""
+        await self.post.owner.execute(statement.encode())
+
+
+@pytest.fixture
+def agent_settings(database: Database, instance: Instance, tmp_path: Path) -> dict[str, Any]:
+    """The settings of the agent beside the module's Postfix."""
+    machine_id = tmp_path / "machine-id"
+    machine_id.write_text(f"{MACHINE}\n")
+    return {
+        "instance": instance.name,
+        "database": database.agent,
+        "bounce_domain": instance.postfix.bounce_domain,
+        "feed_port": instance.feed_port,
+        "postfix_config_directory": instance.postfix.config_directory,
+        "lock_directory": tmp_path,
+        "machine_id_file": machine_id,
+        "fluentd_port": instance.fluentd_port,
+    }
+
+
+@pytest.fixture
+def house(post: Post, instance: Instance, agent_settings: dict[str, Any]) -> House:
+    """A mail host, and a database whose books must balance in the end."""
+    return House(post, instance, agent_settings)
+
+
+def arrived(
+    mailboxes: dict[str, MailboxOperator], dispatch_ids: list[int], campaign_id: str = "c"
+) -> list[int]:
+    """The dispatches of a campaign of a test's own that the mailboxes took, as often as they did, in order."""
+    by_header = {f"<{d}.{campaign_id}@bounces.test>": d for d in dispatch_ids}
+    accepted = [a for mailbox in mailboxes.values() for a in mailbox.accepted()]
+    found = [by_header.get(a.headers.get("message-id", "")) for a in accepted]
+    return sorted(dispatch_id for dispatch_id in found if dispatch_id is not None)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from contract.operators import OTHER, Operator
 from smtp_agent.agent import AgentError, machine_id
 from smtp_agent.checks import (
     Check,
@@ -20,9 +21,14 @@ from smtp_agent.checks import (
     check_fluentd,
     check_log,
     check_machine,
+    check_maxproc,
+    check_operators,
     check_postfix,
+    check_queue,
+    check_transports,
 )
-from smtp_agent.postfix import read_postfix
+from smtp_agent.postfix import Postfix, read_postfix
+from smtp_agent.postfix_config import apply_changes, compare, read_operators
 from smtp_agent.settings import AgentSettings
 from testbed import Testbed
 from testbed.fleet import Instance
@@ -33,13 +39,18 @@ from tests.conftest import Database
 PATIENCE = 60
 """Seconds after which a test gives up waiting; none waits so long when all is well."""
 NAME = "mta-checks"
+OPERATORS = (Operator(OTHER),)
+"""Those of a database to which nobody has applied any."""
 
 
 @pytest.fixture(scope="module")
 def instance(testbed: Testbed) -> Iterator[Instance]:
     """A Postfix of this module's own, with its Fluentd."""
     testbed.kafka.create_topic("checks.delivery-log")
-    yield testbed.add_instance(NAME, operators=[], topic="checks.delivery-log")
+    instance = testbed.add_instance(NAME, operators=[], topic="checks.delivery-log")
+    directory = instance.postfix.config_directory
+    apply_changes(directory, compare(directory, OPERATORS))
+    yield instance
     testbed.remove_instance(NAME)
 
 
@@ -81,7 +92,11 @@ def test_all_is_well(values: dict[str, Any], instance: Instance) -> None:
     before = connects(instance)
     checks = check_all(AgentSettings(**values))
     assert [(check.what, check.ok, check.remedy) for check in checks] == [
-        (what, True, "") for what in ("machine", "database", "postfix", "log", "feed", "fluentd")
+        (what, True, "")
+        for what in (
+            *("machine", "database", "operators", "postfix", "queue", "log"),
+            *("maxproc", "transports", "feed", "fluentd"),
+        )
     ]
     assert connects(instance) == before
 
@@ -202,6 +217,56 @@ def test_no_log(instance: Instance, tmp_path: Path) -> None:
     assert_fails(check, "log", f"{log} cannot be read", "let Fluentd's and the agent's group")
     log.touch()
     assert check_log(read_postfix(directory)) == Check("log", ok=True, found=str(log))
+
+
+def test_a_queue_that_cannot_be_listed(instance: Instance, tmp_path: Path) -> None:
+    """Why Postfix does not list its queue is told, with what an unprivileged user needs."""
+    assert check_queue(read_postfix(instance.postfix.config_directory)).ok
+    check = check_queue(Postfix(tmp_path, tmp_path, None))
+    assert_fails(check, "queue", f"postqueue: fatal: open {tmp_path}", "in group postdrop")
+
+
+# ------------------------------------------------------------------ operators and transports
+
+
+def test_an_operator_that_the_database_lacks(values: dict[str, Any], database: Database) -> None:
+    """A setting that names operators which nobody has applied is told, with their names."""
+    applied = read_operators(database.agent)
+    assert applied == list(OPERATORS)
+    assert check_operators((), applied).ok
+    assert check_operators(("other",), applied).ok
+    check = check_operators(("gmial", "other", "yaho"), applied)
+    assert_fails(check, "operators", "names gmial, yaho, which the database lacks", "correct the")
+    found = check_all(AgentSettings(**values | {"operators": ("gmial",)}))
+    assert [each.what for each in found if not each.ok] == ["operators"]
+
+
+def test_transports_that_are_missing_or_differ(instance: Instance, tmp_path: Path) -> None:
+    """Operators without a transport, and transports that a person changed, are told with the command."""
+    directory = tmp_path / "etc"
+    shutil.copytree(instance.postfix.config_directory, directory)
+    # The copy has its own table.
+    postfix = read_postfix(directory)
+    assert check_transports(postfix, OPERATORS).ok
+    check = check_transports(postfix, [*OPERATORS, Operator("gmail", ("gmail.com",), 350)])
+    assert_fails(check, "transports", "not as the operators say: gmail, gmail.com, gmail_", "run `")
+    assert "and 1 more" in check.found
+    (directory / "operators").write_text("")
+    check = check_transports(postfix, OPERATORS)
+    assert_fails(check, "transports", "not as the operators say: *", "postfix-config")
+    check = check_transports(postfix, [Operator("smtp", ("a.example",))])
+    assert_fails(check, "transports", "operator 'smtp': Postfix has a service", "choose another")
+
+
+@pytest.mark.parametrize("connections", [4, 6])
+def test_as_many_connections_as_feed_processes(values: dict[str, Any], connections: int) -> None:
+    """A setting that differs from maxproc is told, as is a port that no service has."""
+    assert check_maxproc(AgentSettings(**values)).ok
+    check = check_maxproc(AgentSettings(**values | {"feed_connections": connections}))
+    found = f"has maxproc 5, and feed_connections is {connections}"
+    assert_fails(check, "maxproc", found, "make them equal")
+    check = check_maxproc(AgentSettings(**values | {"feed_port": reserve_port()}))
+    assert_fails(check, "maxproc", "master.cf has no service", "add the feed service")
 
 
 # ------------------------------------------------------------------ ports

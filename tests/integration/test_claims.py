@@ -2,8 +2,10 @@
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Callable
 from datetime import datetime, timedelta
 
+import psycopg
 import pytest
 from msgspec import Struct
 
@@ -33,6 +35,18 @@ async def test_a_claim(post: Post) -> None:
         SELECT chunk_id, claim_token, instance, sealed, lease_until - claimed_at,
                clock_timestamp() - claimed_at < '10 s' FROM chunks""",
     ) == [(claim.chunk_id, claim.token, "postfix-b", True, timedelta(seconds=45), True)]
+
+
+async def test_where_an_instance_may_have_messages(post: Post) -> None:
+    """Every instance that ever held a chunk stands with it in `claims`, once."""
+    await one_chunk(post)
+    for instance in ("a", "b", "a"):
+        await post.claims().release(await post.claim(instance=instance))
+    chunk_id = await fetch_one(post.owner, "SELECT chunk_id FROM chunks")
+    assert await fetch(post.owner, "SELECT instance, chunk_id FROM claims ORDER BY instance") == [
+        ("a", chunk_id),
+        ("b", chunk_id),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -171,6 +185,57 @@ async def finish(post: Post, claim: Claim) -> None:
     """Hands over all of a chunk and ends the claim."""
     await post.handover().write_ahead(claim, 1, 100)
     await post.claims().release(claim)
+
+
+async def test_a_locked_row_holds_up_nobody(post: Post, database: Database) -> None:
+    """A chunk whose row somebody locks for long is passed over, and is next again when it is free."""
+    await chunks_of(post, {"early": 10, "late": 20}, per_campaign=3)
+    async with await psycopg.AsyncConnection.connect(database.owner) as other:
+        await other.execute(
+            "SELECT FROM fairpost.chunks WHERE campaign_id = 'early' AND number = 1 FOR UPDATE"
+        )
+        assert await claimed_campaigns(post, "a") == [("early", 2)]
+    assert await claimed_campaigns(post, "b", "c") == [("late", 1), ("early", 1)]
+
+
+async def test_a_chunk_that_is_gone_meanwhile(post: Post, database: Database) -> None:
+    """Whoever waited for a chunk that turns out to be held takes the next one, and does not go without."""
+    await chunks_of(post, {"early": 10}, per_campaign=2)
+    claim = await post.claim()
+    await post.owner.execute("UPDATE chunks SET lease_until = now() WHERE instance IS NOT NULL")
+    async with await psycopg.AsyncConnection.connect(database.owner) as holder:
+        await holder.execute(
+            "SELECT fairpost.renew_lease(%s, %s, '1 minute')", [claim.chunk_id, claim.token]
+        )
+        claiming = asyncio.create_task(post.claim(instance="postfix-b"))
+        async with asyncio.timeout(10):
+            while not await fetch(post.owner, WAITING_FOR_A_ROW):
+                pass
+        await holder.commit()
+    assert (await claiming).number == 2
+
+
+WAITING_FOR_A_ROW = """
+SELECT FROM pg_stat_activity
+ WHERE datname = current_database() AND wait_event_type = 'Lock' AND query ~ 'claim_chunk'"""
+
+
+async def test_a_line_is_joined_again_at_once(
+    post: Post, refusals: Callable[[], list[str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whom other claimers kept waiting past the lock's time-out has a chunk as soon as they are done, and nobody is told."""
+    await one_chunk(post)
+    async with post.owner.transaction():
+        await post.owner.execute(
+            "SELECT pg_advisory_xact_lock(hashtextextended('fairpost claim other', 0))"
+        )
+        claiming = asyncio.create_task(post.claim())
+        async with asyncio.timeout(10):
+            while len(refusals()) < 2:
+                await post.owner.execute("SELECT pg_sleep(0.01)")
+    async with asyncio.timeout(0.4):  # what a backoff would take longer than
+        await claiming
+    assert not caplog.records
 
 
 class Chunk(Struct):

@@ -3,20 +3,24 @@
 import asyncio
 import itertools
 import re
+import select
+import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Final, Self
 
 import pytest
 
 from contract.addresses import parse_address
 from contract.envelope import sender_of
+from smtp_agent import sessions
 from smtp_agent.feed import (
     Accepted,
     Declined,
     Feed,
+    FeedError,
     InDoubt,
     Refused,
     Unsent,
@@ -173,6 +177,16 @@ async def test_sessions_are_few_and_used_again(feed: Feed, journal: Journal) -> 
         accepted(verdicts)
     assert journal.connects() == 3
     assert journal.disconnects() == 0
+
+
+async def test_batches_take_turns(instance: Instance) -> None:
+    """A batch of one message is done long before the large one that has all sessions, and that one loses nothing by it."""
+    async with open_feed(instance.feed_port, 2) as feed, asyncio.TaskGroup() as tasks:
+        large = tasks.create_task(feed.hand_over([mail() for _ in range(500)], TOMORROW))
+        for _ in range(3):
+            accepted(await feed.hand_over([mail()], TOMORROW))
+            assert not large.done()
+        accepted(await large)
 
 
 async def test_a_closed_feed_leaves_no_session(instance: Instance, journal: Journal) -> None:
@@ -351,6 +365,153 @@ async def test_postfix_is_restarted_between_batches(
     assert [senders.count(m.sender) for m in mails] == [1] * 6
 
 
+# ------------------------------------------------------------------ the fence
+
+
+class Stranger:
+    """Somebody else's session with the feed service, until the block ends or it leaves."""
+
+    def __init__(self, instance: Instance) -> None:
+        self._socket = socket.create_connection((LOOPBACK, instance.feed_port), timeout=PATIENCE)
+
+    def is_greeted(self, seconds: float) -> bool:
+        """Whether Postfix says something within a while."""
+        return bool(select.select([self._socket], [], [], seconds)[0])
+
+    def leave(self) -> None:
+        """Hangs up."""
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
+
+MAXPROC = 5
+"""Of the feed service in deploy/postfix/master.cf."""
+
+
+async def test_the_whole_feed_is_every_process(instance: Instance, journal: Journal) -> None:
+    """Whoever holds the whole feed has new sessions with all processes: nobody else is greeted; afterwards they are used again."""
+    async with open_feed(instance.feed_port, MAXPROC) as feed:
+        accepted(await feed.hand_over([mail()], TOMORROW))
+        async with feed.whole():
+            assert (journal.connects(), journal.disconnects()) == (1 + MAXPROC, 1)
+            with Stranger(instance) as stranger:
+                assert not await asyncio.to_thread(stranger.is_greeted, 0.3)
+        accepted(await feed.hand_over([mail() for _ in range(20)], TOMORROW))
+        assert journal.connects() == 1 + MAXPROC
+
+
+async def test_the_whole_feed_waits_for_others(instance: Instance, journal: Journal) -> None:
+    """While somebody else has one session, be it that of an agent that died, there is no whole feed."""
+    with Stranger(instance) as stranger:
+        assert await asyncio.to_thread(stranger.is_greeted, PATIENCE)
+        async with open_feed(instance.feed_port, MAXPROC) as feed:
+            taking = asyncio.create_task(take_whole(feed))
+            await asyncio.to_thread(
+                wait_until, lambda: journal.connects() == MAXPROC, timeout=PATIENCE, what="connects"
+            )
+            assert not (await asyncio.wait([taking], timeout=0.3))[0]
+            stranger.leave()
+            await asyncio.wait_for(taking, PATIENCE)
+
+
+async def take_whole(feed: Feed) -> None:
+    """Takes the whole feed for a moment."""
+    async with feed.whole():
+        pass
+
+
+async def test_the_whole_feed_is_not_had_in_time(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where not all processes greet in time all sessions are closed and the next try begins anew; so when Postfix is down."""
+    async with open_feed(instance.feed_port, MAXPROC) as feed:
+        with Stranger(instance) as stranger, monkeypatch.context() as patch:
+            patch.setattr(sessions, "_CONNECT_TIMEOUT", 0.3)
+            assert await asyncio.to_thread(stranger.is_greeted, PATIENCE)
+            with pytest.raises(
+                FeedError, match=r"greets fewer than 5 at once: no greeting in 0\.3 s"
+            ):
+                await take_whole(feed)
+            with Stranger(instance) as other:
+                assert await asyncio.to_thread(other.is_greeted, PATIENCE)
+        await take_whole(feed)
+        await asyncio.to_thread(instance.postfix.stop)
+        with pytest.raises(FeedError, match="Connect call failed"):
+            await take_whole(feed)
+        await asyncio.to_thread(instance.postfix.start)
+        accepted(await feed.hand_over([mail()], TOMORROW))
+        await take_whole(feed)
+
+
+async def test_nobody_has_a_session_while_the_feed_is_whole(feed: Feed) -> None:
+    """A batch that comes while the whole feed is taken waits until it is free; so does a second one who wants it whole."""
+    async with feed.whole():
+        others = [
+            asyncio.create_task(feed.hand_over([mail(), mail()], TOMORROW)),
+            asyncio.create_task(feed.ask("fence+1@bounces.test")),
+            asyncio.create_task(take_whole(feed)),
+        ]
+        assert not (await asyncio.wait(others, timeout=0.2))[0]
+    await asyncio.gather(*others)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+async def test_the_fence_is_logged_and_nothing_else(
+    feed: Feed, journal: Journal, *, whole: bool
+) -> None:
+    """Asked for on one session or with all of them, the fence's sender stands in the log, in the line of a refusal, and nothing is queued."""
+    if whole:
+        async with feed.whole() as held:
+            await held.ask("fence+0a@bounces.test")
+            await held.ask("fence+0b@bounces.test")
+    else:
+        await feed.ask("fence+0a@bounces.test")
+        await feed.ask("fence+0b@bounces.test")
+    fences = [line for line in journal.lines() if "from=<fence+" in line]
+    assert [re.findall(r"NOQUEUE: reject: .* from=<fence\+(\w+)@", line) for line in fences] == [
+        ["0a"],
+        ["0b"],
+    ]
+    accepted(await feed.hand_over([mail() for _ in range(5)], TOMORROW))
+
+
+@pytest.mark.parametrize(
+    ("replies", "told"),
+    [
+        ({"RCPT": b"250 2.1.5 Ok"}, "says 250 2.1.5 Ok; give the feed service the smtpd_recipient"),
+        ({"RCPT": b"450 4.7.1 later"}, "does not refuse the fence's recipient but says 450 4.7.1"),
+        ({"MAIL": b"452 4.3.1 no space", "RCPT": b"503 5.5.1 need MAIL"}, "no mail: 452 4.3.1"),
+        ({"RCPT": b"554 5.7.1 fence", "RSET": b"421 4.3.2 bye"}, "no mail: 421 4.3.2 bye"),
+        ({"RCPT": None}, "does not answer the fence: Connection lost"),
+    ],
+)
+async def test_a_fence_that_postfix_does_not_refuse(
+    replies: dict[str, bytes | None], told: str
+) -> None:
+    """Without a refusal of its recipient alone there is no line in the log, and no fence: what Postfix says is told, and what to do."""
+    async with Scripted(replies).served() as port, open_feed(port, 2) as feed:
+        with pytest.raises(FeedError, match=told):
+            await feed.ask("fence+1@bounces.test")
+        with pytest.raises(FeedError, match=told):
+            async with feed.whole() as held:
+                await held.ask("fence+1@bounces.test")
+
+
+async def test_a_session_that_the_fence_lost(instance: Instance, feed: Feed) -> None:
+    """A whole feed that Postfix ended a session of is none any more."""
+    async with feed.whole() as held:
+        await asyncio.to_thread(instance.postfix.restart)
+        with pytest.raises(FeedError, match="ended a session"):
+            await held.ask("fence+1@bounces.test")
+    async with feed.whole() as held:
+        await held.ask("fence+1@bounces.test")
+
+
 # ------------------------------------------------------------------ a server that misbehaves
 
 
@@ -365,6 +526,7 @@ class Scripted:
 
     GOOD: Final[dict[str, bytes]] = {
         "greeting": b"220 ready",
+        "EHLO": b"250-scripted.test\r\n250 PIPELINING",
         "DATA": b"354 go on",
         ".": b"250 2.0.0 Ok: queued as 4abc",
         "QUIT": b"221 bye",
@@ -375,6 +537,7 @@ class Scripted:
     ) -> None:
         self._replies = replies
         self._slow = slow
+        self.is_slow = asyncio.Event()
         self.patience_ends = asyncio.Event()
         self._bad_sessions = sessions
         self.heard: list[str] = []
@@ -387,22 +550,42 @@ class Scripted:
             yield server.sockets[0].getsockname()[1]
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        replies = self.GOOD | (self._replies if self._bad_sessions > 0 else {})
+        scripted = self._replies if self._bad_sessions > 0 else {}
         self._bad_sessions -= 1
-        step = "greeting"
+        replies = self.GOOD | scripted
+        step, refused = "greeting", False
         while (reply := replies.get(step, b"250 2.1.0 Ok")) is not None:
             if step == self._slow:
+                self.is_slow.set()
                 await self.patience_ends.wait()
+            if step in {"MAIL", "RCPT"}:
+                refused = not reply.startswith(b"250") or (refused and step == "RCPT")
+            elif step == "DATA" and refused and step not in scripted:
+                reply = b"554 5.5.1 Error: no valid recipients"
             writer.write(reply + b"\r\n")
-            if reply.startswith(b"354"):
-                await reader.readuntil(b"\r\n.\r\n")
-                step = "."
-            elif reply.startswith((b"221", b"421")) or not (line := await reader.readline()):
+            if reply.startswith((b"221", b"421")):
                 break
-            else:
+            if reply.startswith(b"354"):
+                end = await self._read_content(reader)
+                if not end:
+                    break
+                step = "."
+            elif line := await reader.readline():
                 step = line.decode().split()[0].upper()
+            else:
+                break
             self.heard.append(step)
         writer.close()
+
+    async def _read_content(self, reader: asyncio.StreamReader) -> bool:
+        """Whether it came to its end."""
+        try:
+            await reader.readuntil(b"\r\n.\r\n")
+        except asyncio.IncompleteReadError as error:
+            if error.partial:
+                self.heard.append("a part")
+            return False
+        return True
 
 
 @pytest.mark.parametrize("step", ["greeting", "EHLO", "MAIL", "RCPT"])
@@ -416,14 +599,14 @@ async def test_a_session_lost_before_the_message_leaves_it_unsent(step: str) -> 
     assert "." not in server.heard
 
 
-@pytest.mark.parametrize("step", ["DATA", "."])
-async def test_a_session_lost_after_data_leaves_it_in_doubt(step: str) -> None:
-    """When the connection ends between DATA and the reply the message is in doubt; the rest goes over other sessions."""
+@pytest.mark.parametrize(("step", "kind"), [("DATA", Unsent), (".", InDoubt)])
+async def test_a_session_lost_during_a_message(step: str, kind: type[Unsent | InDoubt]) -> None:
+    """When the connection ends before the message was sent it is unsent, between that and the reply in doubt; the rest goes over other sessions."""
     server = Scripted({step: None}, sessions=1)
     async with server.served() as port, open_feed(port, 2) as feed:
         verdicts = await feed.hand_over([mail() for _ in range(6)], TOMORROW)
-        [doubtful] = [v for v in verdicts if not isinstance(v, Accepted)]
-        assert isinstance(doubtful, InDoubt)
+        [lost] = [v for v in verdicts if not isinstance(v, Accepted)]
+        assert lost == kind("Connection lost")
         accepted(await feed.hand_over([mail(), mail()], TOMORROW))
 
 
@@ -444,35 +627,106 @@ async def test_a_server_that_shuts_down_leaves_it_unsent(step: str) -> None:
         accepted(await feed.hand_over([mail()], TOMORROW))
 
 
-@pytest.mark.parametrize("step", ["greeting", "EHLO", "MAIL", "RCPT"])
+@pytest.mark.parametrize("step", ["greeting", "EHLO", "MAIL", "RCPT", "DATA"])
 async def test_a_slow_server_is_given_nothing_after_the_deadline(step: str) -> None:
-    """When the deadline comes before DATA, nothing is said after it: the batch ends then, and the answer that comes late changes nothing."""
+    """When the deadline comes before the answer to DATA, nothing of the message follows: the batch ends then, and the answer that comes late changes nothing."""
     server = Scripted({}, slow=step)
     async with server.served() as port, open_feed(port, 1) as feed:
         begin = time.monotonic()
         verdicts = await feed.hand_over([mail(), mail()], begin + 0.3)
         assert time.monotonic() - begin < 2.5
-        assert isinstance(verdicts[0], Unsent)
-        assert verdicts[1] == Unsent("not begun in time")
-        assert "DATA" not in server.heard
+        assert verdicts == [Unsent("Postfix did not answer in time"), Unsent("not begun in time")]
         server.patience_ends.set()
         accepted(await feed.hand_over([mail()], TOMORROW))
-    assert (server.heard.count("DATA"), server.heard.count(".")) == (1, 1)
+    assert server.heard.count(".") == 1
+    assert "a part" not in server.heard
 
 
-async def test_the_deadline_comes_between_recipient_and_data() -> None:
-    """When the last reply before DATA comes at the deadline the message is taken back with RSET, and the session stays."""
+async def test_the_deadline_comes_between_data_and_the_message() -> None:
+    """When the last reply before the message comes at the deadline nothing follows it; the next message goes over a new session."""
     server = Scripted({})
     now = [0.0]
 
     def clock() -> float:
-        return now[0] if "RCPT" not in server.heard else 1.0
+        return now[0] if "DATA" not in server.heard else 1.0
 
     async with server.served() as port, open_feed(port, 1, clock) as feed:
         assert await feed.hand_over([mail()], 1.0) == [Unsent("not begun in time")]
-        assert server.heard == ["EHLO", "MAIL", "RCPT", "RSET"]
+        assert server.heard == ["EHLO", "MAIL", "RCPT", "DATA"]
         accepted(await feed.hand_over([mail()], 2.0))
-    assert server.heard.count("EHLO") == 1
+    assert server.heard[4:] == ["EHLO", "MAIL", "RCPT", "DATA", ".", "QUIT"]
+
+
+async def test_the_deadline_comes_while_postfix_has_the_next_envelope() -> None:
+    """A message that was being sent at the deadline has its verdict; of the next one, whose envelope went with it, nothing follows."""
+    server = Scripted({})
+
+    def clock() -> float:
+        return float(server.heard.count("."))
+
+    async with server.served() as port, open_feed(port, 1, clock) as feed:
+        verdicts = await feed.hand_over([mail() for _ in range(4)], 2.0)
+        accepted(verdicts[:2])
+        assert verdicts[2:] == [Unsent("not begun in time")] * 2
+        accepted(await feed.hand_over([mail()], TOMORROW))
+    assert server.heard.count(".") == 3
+    assert "a part" not in server.heard
+
+
+async def test_a_server_that_never_replies_to_a_message_leaves_it_in_doubt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The reply to a message is not waited for for ever; the batch goes on without that session."""
+    monkeypatch.setattr(sessions, "_REPLY_TIMEOUT", 0.2)
+    server = Scripted({}, slow=".")
+    async with server.served() as port, open_feed(port, 1) as feed:
+        doubtful, other = await feed.hand_over([mail(), mail()], TOMORROW)
+        assert doubtful == InDoubt("no reply to the message in 0.2 s")
+        assert other == Unsent("not begun in time")
+        server.patience_ends.set()
+        accepted(await feed.hand_over([mail()], TOMORROW))
+
+
+async def test_a_batch_does_not_wait_for_a_session_beyond_its_deadline() -> None:
+    """When another batch has all sessions, and Postfix is slow with it, a batch ends unsent at its deadline."""
+    server = Scripted({}, slow=".")
+    async with server.served() as port, open_feed(port, 1) as feed, asyncio.TaskGroup() as tasks:
+        slow = tasks.create_task(feed.hand_over([mail()], TOMORROW))
+        await server.is_slow.wait()
+        begin = time.monotonic()
+        assert await feed.hand_over([mail()], begin + 0.3) == [Unsent("not begun in time")]
+        assert time.monotonic() - begin < 2.5
+        server.patience_ends.set()
+        accepted(await slow)
+        accepted(await feed.hand_over([mail()], TOMORROW))
+
+
+async def test_a_server_that_waits_for_a_refused_message_gets_none() -> None:
+    """A recipient that was refused gets no message, even if the server asks for it (RFC 2920, section 3.1)."""
+    server = Scripted({"RCPT": b"550 5.1.1 no", "DATA": b"354 go on"}, sessions=1)
+    async with server.served() as port, open_feed(port, 1) as feed:
+        assert await feed.hand_over([mail()], TOMORROW) == [Refused("5.1.1", "550 5.1.1 no")]
+        accepted(await feed.hand_over([mail()], TOMORROW))
+    assert server.heard.count(".") == 1
+    assert "a part" not in server.heard
+
+
+async def test_a_server_without_pipelining_is_given_nothing() -> None:
+    """What the feed relies on and the server does not offer (RFC 2920) is told, with what to do."""
+    server = Scripted({"EHLO": b"250 scripted.test"})
+    async with server.served() as port, open_feed(port, 1) as feed:
+        [verdict] = await feed.hand_over([mail()], TOMORROW)
+    assert "smtpd_discard_ehlo_keywords" in str(verdict)
+    assert "MAIL" not in server.heard
+
+
+async def test_what_is_said_unasked_ends_a_session() -> None:
+    """A reply that nothing asked for, as when an idle session times out, is not taken for the answer to the next message."""
+    server = Scripted({".": b"250 2.0.0 Ok: queued as 4abc\r\n421 4.4.2 timeout exceeded"}, 1)
+    async with server.served() as port, open_feed(port, 1) as feed:
+        accepted(await feed.hand_over([mail()], TOMORROW))
+        accepted(await feed.hand_over([mail()], TOMORROW))
+    assert server.heard.count("EHLO") == 2
 
 
 async def test_a_refused_sender_is_unsent() -> None:
@@ -490,20 +744,6 @@ async def test_declined_content(reply: bytes) -> None:
     async with Scripted({".": reply}).served() as port, open_feed(port, 1) as feed:
         [verdict] = await feed.hand_over([mail()], TOMORROW)
     assert verdict == Declined(reply.decode().split()[1], reply.decode())
-
-
-@pytest.mark.parametrize(
-    ("reason", "loggable_reason"),
-    [
-        ("554 5.7.1 <ann@feed.test>: Relay access denied", "554 5.7.1"),
-        ("451 <ann@feed.test>: later", "451"),
-        ("-1 Malformed SMTP response line: ann@feed.test", "-1"),
-        ("Connection lost", "Connection lost"),
-    ],
-)
-def test_what_a_log_may_hold(reason: str, loggable_reason: str) -> None:
-    """Of a reply only its codes, as its text may name the recipient; the error of a connection as it is."""
-    assert loggable(reason) == loggable_reason
 
 
 async def test_a_reply_that_is_not_utf8_can_be_stored() -> None:

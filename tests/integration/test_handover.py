@@ -7,20 +7,19 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import uuid4
 
 import msgspec
 import pytest
 
-from contract.addresses import AddressError
 from contract.database import Connection
 from contract.events import Template
 from processor.interventions import cancel
 from smtp_agent.claims import Claim
-from smtp_agent.feed import Feed
-from smtp_agent.handover import Batch, Handover, Refusal
-from smtp_agent.rendering import Content, Recipient, Rendered, Renderer
-from testbed.ports import LOOPBACK, reserve_port
+from smtp_agent.handover import Batch, HandedOver, Refusal
+from smtp_agent.rendering import Content, Rendered
+from smtp_agent.rendering_pool import RenderingPool
 from tests.integration.conftest import (
     INSTANCE,
     START,
@@ -344,53 +343,58 @@ async def test_a_template_that_fails_is_refused(post: Post) -> None:
     assert set((await post.states()).values()) == {"rejected"}
 
 
-async def test_a_batch_whose_renderer_cannot_be_made_is_given_back(post: Post) -> None:
+async def test_a_batch_whose_content_cannot_be_read_is_given_back(post: Post) -> None:
     """Whatever fails before a batch is rendered, nothing of it stays handed: it is planned again, and the error is raised."""
     await post.apply(scheduled())
     await post.plan([due(1), due(2)])
     claim, batch = await post.hand(2)
-    feed = Feed(LOOPBACK, reserve_port(), 1, time.monotonic)
-    handover = Handover(post.agent, INSTANCE, post.postfix, feed, "-a.b")
-    with pytest.raises(AddressError):
-        await handover.hand_over(claim, batch, float("inf"))
+    await post.owner.execute("""UPDATE campaigns SET templates = '{"hello": 1}'""")
+    with pytest.raises(msgspec.ValidationError):
+        await post.handover().hand_over(claim, batch, float("inf"))
     assert set((await post.states()).values()) == {"planned"}
 
 
-async def test_a_message_that_breaks_its_rendering_is_refused_alone(
-    post: Post, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """An error that nobody thought of refuses its own message, without the address in the log, and not the others."""
-    await post.apply(scheduled())
-    bad, good = await post.plan([due(1), due(2)])
-    claim, batch = await post.hand(2)
-    render = Renderer.render
-
-    def broken(self: Renderer, recipient: Recipient, date: datetime) -> Rendered:
-        if recipient.dispatch_id == bad:
-            raise KeyError(recipient.email)
-        return render(self, recipient, date)
-
-    monkeypatch.setattr(Renderer, "render", broken)
+async def test_a_message_whose_rendering_never_ends_is_refused_alone(post: Post) -> None:
+    """A template that loops for minutes is refused with its limit, and the others of its batch go on."""
+    loop = "{% for a in range(99999) %}{{ range(99999)|list|sum }}{% endfor %}"
+    templates = {
+        "hello": Template(subject="Hello", text="Hello"),
+        "loop": Template(subject="Hello", text=loop),
+    }
+    await post.apply(scheduled(templates=templates))
+    first, bad, last = await post.plan([due(1), due(2, email_key="loop"), due(3)])
+    claim, batch = await post.hand(3)
     done = await post.handover().hand_over(claim, batch, float("inf"))
-    assert [(r.dispatch_id, r.reply) for r in done.refused] == [
-        (bad, "cannot be rendered: KeyError")
-    ]
-    assert done.given_back == [good]
-    assert "@" not in caplog.text
+    why = "campaign 'c', email_key 'loop': rendering took longer than 0.25 s of CPU time"
+    assert [(r.dispatch_id, r.dsn, r.reply) for r in done.refused] == [(bad, None, why)]
+    assert sorted(done.given_back) == [first, last]
 
 
-async def test_compiled_templates_are_kept_for_a_few_campaigns(
+async def test_what_is_not_rendered_in_time_is_given_back(post: Post) -> None:
+    """A batch that cannot be rendered by its deadline is planned again, and nothing is said against Postfix."""
+    claim, dispatch_ids = await a_claim(post, 3)
+    handover = post.handover()
+    batch = await handover.write_ahead(claim, 1, 3)
+    done = await handover.hand_over(claim, batch, time.monotonic())
+    assert done == HandedOver([], [], dispatch_ids, [], None)
+    assert set((await post.states()).values()) == {"planned"}
+
+
+async def test_content_is_kept_for_a_few_campaigns(
     post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of more campaigns than are kept the one used longest ago is compiled anew; the content is right all the same."""
-    monkeypatch.setattr("smtp_agent.handover._RENDERERS", 2)
-    made: list[str] = []
+    """Of more campaigns than are kept the one used longest ago is read anew; each is rendered from its own."""
+    monkeypatch.setattr("smtp_agent.handover._CONTENTS", 2)
+    rendered: list[tuple[str, int]] = []
+    render = RenderingPool.render
 
-    def make(content: Content, bounce_domain: str) -> Renderer:
-        made.append(content.campaign_id)
-        return Renderer(content, bounce_domain)
+    async def noting(
+        self: RenderingPool, content: Content, *rest: Any, **named: Any
+    ) -> list[Rendered | str]:
+        rendered.append((content.campaign_id, content.revision))
+        return await render(self, content, *rest, **named)
 
-    monkeypatch.setattr("smtp_agent.handover.Renderer", make)
+    monkeypatch.setattr(RenderingPool, "render", noting)
     handover = post.handover()
     batches = {}
     for campaign_id in "abc":
@@ -398,10 +402,24 @@ async def test_compiled_templates_are_kept_for_a_few_campaigns(
         await post.plan([due(1, campaign_id)])
         batches[campaign_id] = await post.hand(1)
     for campaign_id in "abacab":
+        if len(rendered) == 2:
+            # Not announced by the batch, so seen only where the content is read anew.
+            await post.owner.execute("UPDATE campaigns SET revision = 9")
         claim, batch = batches[campaign_id]
         assert claim.campaign_id == campaign_id
         await handover.hand_over(claim, batch, float("inf"))
-    assert made == ["a", "b", "c", "b"]
+    assert rendered == [("a", 1), ("b", 1), ("a", 1), ("c", 9), ("a", 1), ("b", 9)]
+
+
+async def test_new_content_is_read_when_a_batch_announces_it(post: Post) -> None:
+    """A batch written ahead under a newer revision is rendered from it, though an older one was kept."""
+    claim, (first, *_) = await a_claim(post)
+    handover = post.handover()
+    done = await handover.hand_over(claim, await handover.write_ahead(claim, 1, 1), float("inf"))
+    assert done.given_back == [first]
+    await post.apply(scheduled(templates={"other": Template(subject="New", text="new")}))
+    done = await handover.hand_over(claim, await handover.write_ahead(claim, 2, 1), float("inf"))
+    assert [refusal.dispatch_id for refusal in done.refused] == [first]
 
 
 async def test_a_refusal_is_final_and_told(post: Post) -> None:

@@ -2,10 +2,6 @@
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,166 +14,28 @@ from contract.events import DELIVERY_LOG, AgentReport, Template, decode_delivery
 from contract.operators import Operator
 from processor.operators import apply_operators
 from processor.settings import ProcessorSettings
-from smtp_agent.agent import Agent, AgentError, lock_instance, run_agent
-from smtp_agent.claims import Claim
+from smtp_agent.agent import AgentError, lock_instance, run_agent
+from smtp_agent.claims import Claim, Claims
+from smtp_agent.declines import MAX_HANDOVERS
 from smtp_agent.handover import Batch, HandedOver, Handover
-from smtp_agent.lanes import BATCH_SECONDS, MAX_HANDOVERS, Lane
-from smtp_agent.postfix import read_postfix
-from smtp_agent.settings import AgentSettings
+from smtp_agent.lanes import BATCH_SECONDS, Lane
 from testbed import Testbed
 from testbed.fleet import Instance
 from testbed.fluentd import Fluentd
 from testbed.mailbox import MailboxOperator
 from tests.conftest import Database, TestTopics
-from tests.integration.conftest import Post, due, fetch, fetch_one, pool_of, scheduled
-
-PATIENCE = 60
-"""Seconds after which a test gives up waiting; none waits so long when all is well."""
-NAME = "mta-lanes"
-MACHINE = "0123456789abcdef0123456789abcdef"
-
-
-@pytest.fixture(scope="module")
-def mailboxes(testbed: Testbed) -> dict[str, MailboxOperator]:
-    """Who takes the mail that Postfix accepts."""
-    return testbed.add_operators({"one": ["one.test"], "two": ["two.test"]})
-
-
-@pytest.fixture(scope="module")
-def instance(testbed: Testbed, mailboxes: dict[str, MailboxOperator]) -> Iterator[Instance]:
-    """A Postfix of this module's own."""
-    testbed.kafka.create_topic("lanes.delivery-log")
-    yield testbed.add_instance(NAME, operators=mailboxes.values(), topic="lanes.delivery-log")
-    testbed.remove_instance(NAME)
-
-
-@dataclass
-class House:
-    """A mail host on a database of its own.
-
-    Attributes:
-        post: brings mail there.
-        instance: its Postfix.
-        agent_settings: those of the agent that `running` starts.
-    """
-
-    post: Post
-    instance: Instance
-    agent_settings: dict[str, Any]
-    _agents: list[asyncio.Task[None]] = field(default_factory=list)
-
-    def settings(self, **changes: object) -> AgentSettings:
-        """The settings of an agent, with these differences."""
-        return AgentSettings(**self.agent_settings | changes)
-
-    @asynccontextmanager
-    async def running(self, **changes: object) -> AsyncIterator[None]:
-        """Runs an agent during the block, and drains it."""
-        settings = self.settings(**changes)
-        postfix = read_postfix(settings.postfix_config_directory)
-        stopping = asyncio.Event()
-        agent = asyncio.create_task(Agent(settings, postfix, self.post.agent, stopping).run())
-        self._agents.append(agent)
-        try:
-            yield
-        finally:
-            stopping.set()
-            self._agents.remove(agent)
-            await agent
-
-    async def until(self, condition: Callable[[], Awaitable[bool]]) -> None:
-        """Waits until it holds; fails the test if it never does, or the agent if it ended before."""
-        async with asyncio.timeout(PATIENCE):
-            while not await condition():
-                for agent in self._agents:
-                    if agent.done():
-                        await agent
-                await asyncio.sleep(0.01)
-
-    async def run(self) -> None:
-        """Runs an agent until it ends by itself."""
-        settings = self.settings()
-        postfix = read_postfix(settings.postfix_config_directory)
-        await Agent(settings, postfix, self.post.agent, asyncio.Event()).run()
-
-    async def limit(self, **per_minute: int | None) -> None:
-        """Applies `operators.toml`: the operators are `one` and `two`."""
-        operators = [Operator(o, (f"{o}.test",), per_minute.get(o)) for o in ("one", "two")]
-        async with self.post.worker.connection() as connection:
-            await apply_operators(connection, [*operators, Operator("other")], "test", "a test")
-
-    async def plan(self, number: int, *domains: str, campaign_id: str = "c") -> list[int]:
-        """Plans as many messages to each of the domains, in chunks that can be claimed."""
-        emails = [
-            due(n, campaign_id, domain, email_key=domain)
-            for domain in domains
-            for n in range(number)
-        ]
-        await self.post.apply(
-            scheduled(
-                campaign_id,
-                templates={domain: Template(subject="Hi", text="Hello") for domain in domains},
-            )
-        )
-        dispatch_ids = await self.post.plan(emails)
-        await self.post.ripen()
-        return dispatch_ids
-
-    async def states(self, operator: str | None = None) -> Counter[str]:
-        """How many messages are in each state."""
-        query = "SELECT m.state::text FROM messages m JOIN chunks USING (chunk_id) WHERE operator = coalesce(%s, operator)"
-        return Counter(state for (state,) in await fetch(self.post.owner, query, operator))
-
-    async def handed(self, number: int, operator: str | None = None) -> None:
-        """Waits until as many messages are handed over."""
-
-        async def reached() -> bool:
-            return (await self.states(operator))["handed"] >= number
-
-        await self.until(reached)
-
-    async def held(self) -> int:
-        """How many chunks are held."""
-        query = "SELECT count(*) FROM chunks WHERE instance IS NOT NULL"
-        return int(await fetch_one(self.post.owner, query))
-
-    async def execute(self, statement: str) -> None:
-        """Changes something as the owner of the database."""
-        await self.post.owner.execute(statement.encode())
-
-
-@pytest.fixture
-def agent_settings(database: Database, instance: Instance, tmp_path: Path) -> dict[str, Any]:
-    """The settings of the agent beside the module's Postfix."""
-    machine_id = tmp_path / "machine-id"
-    machine_id.write_text(f"{MACHINE}\n")
-    return {
-        "instance": NAME,
-        "database": database.agent,
-        "bounce_domain": instance.postfix.bounce_domain,
-        "feed_port": instance.feed_port,
-        "postfix_config_directory": instance.postfix.config_directory,
-        "lock_directory": tmp_path,
-        "machine_id_file": machine_id,
-        "fluentd_port": instance.fluentd_port,
-    }
-
-
-@pytest.fixture
-def house(post: Post, instance: Instance, agent_settings: dict[str, Any]) -> House:
-    """A mail host, and a database whose books must balance in the end."""
-    return House(post, instance, agent_settings)
-
-
-def arrived(
-    mailboxes: dict[str, MailboxOperator], dispatch_ids: list[int], campaign_id: str = "c"
-) -> list[int]:
-    """The dispatches of a campaign of a test's own that the mailboxes took, as often as they did, in order."""
-    by_header = {f"<{d}.{campaign_id}@bounces.test>": d for d in dispatch_ids}
-    accepted = [a for mailbox in mailboxes.values() for a in mailbox.accepted()]
-    found = [by_header.get(a.headers["message-id"]) for a in accepted]
-    return sorted(dispatch_id for dispatch_id in found if dispatch_id is not None)
-
+from tests.integration.conftest import (
+    MACHINE,
+    House,
+    Post,
+    arrived,
+    due,
+    fetch,
+    fetch_one,
+    paused,
+    pool_of,
+    scheduled,
+)
 
 # ------------------------------------------------------------------ handing over
 
@@ -317,7 +175,7 @@ async def test_what_an_agent_does_is_reported(
     await house.limit()
     sent, refused = await house.plan(1, "one.test", "nowhere.test")
     shipper = Fluentd(
-        NAME,
+        house.name,
         testbed.directory / f"fluentd-{settings.topic_prefix}",
         postfix_log=tmp_path / "mail.log",
         bootstrap_servers=testbed.kafka.bootstrap_servers,
@@ -338,7 +196,7 @@ async def test_what_an_agent_does_is_reported(
             return any(report.event == "drained" for report in reports)
 
         await house.until(complete)
-    assert {report.instance for report in reports} == {NAME}
+    assert {report.instance for report in reports} == {house.name}
     assert (reports[-1].event, reports[-1].operator) == ("drained", None)
     for operator in ("one", "other"):
         events = [report.event for report in reports if report.operator == operator]
@@ -389,6 +247,25 @@ async def test_an_operator_that_is_no_more_is_not_served(
         await house.handed(5)
 
 
+async def test_a_paused_campaign_holds_no_slow_lane(house: House) -> None:
+    """A lane that has long to wait for its pace gives the chunk of a paused campaign back before its next hand-over."""
+    await house.limit(one=1)
+    await house.plan(5, "one.test")
+    await house.plan(5, "one.test", campaign_id="d")
+
+    async def claimed(campaign_id: str) -> bool:
+        query = "SELECT FROM chunks WHERE campaign_id = %s AND instance IS NOT NULL"
+        return bool(await fetch(house.post.owner, query, campaign_id))
+
+    async with house.running():
+        await house.handed(1)
+        assert await claimed("c")
+        await house.post.apply(paused("c"))
+        await house.until(lambda: claimed("d"))
+        assert not await claimed("c")
+    assert (await house.states())["handed"] == 1
+
+
 async def test_the_pace_outlives_a_restart(house: House) -> None:
     """What a former run handed over within the minute counts from the latest end of its batches, the last batch from now."""
     await house.limit(one=60)
@@ -396,7 +273,7 @@ async def test_the_pace_outlives_a_restart(house: House) -> None:
     await house.execute(
         f"""
         INSERT INTO handovers (claim_token, batch, chunk_id, at, instance, operator, positions)
-        SELECT gen_random_uuid(), 1, 0, clock_timestamp() - age, '{NAME}', 'one', ARRAY(SELECT generate_series(1, n))
+        SELECT gen_random_uuid(), 1, 0, clock_timestamp() - age, '{house.name}', 'one', ARRAY(SELECT generate_series(1, n))
           FROM (VALUES (interval '60.5 s', 40), ('57.5 s', 19), ('1 s', 1)) AS z (age, n)"""  # noqa: S608
     )
     begin = await fetch_one(house.post.owner, "SELECT min(at) FROM handovers")
@@ -515,15 +392,16 @@ async def test_postfix_is_down_for_a_while(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """While Postfix is down batches come back, an outage is two warnings, and when it is back all arrive once."""
-    monkeypatch.setattr("smtp_agent.lanes._BACKOFF", (0.05, 0.1))
+    monkeypatch.setattr("smtp_agent.resistance._BACKOFF", (0.05, 0.1))
     await house.limit()
-    dispatch_ids = await house.plan(30, "one.test", campaign_id="postfix-down")
-    await asyncio.to_thread(house.instance.postfix.stop)
 
     async def several_batches() -> bool:
         return int(await fetch_one(house.post.owner, "SELECT count(*) FROM handovers")) >= 4
 
     async with house.running():
+        await house.fenced()
+        await asyncio.to_thread(house.instance.postfix.stop)
+        dispatch_ids = await house.plan(30, "one.test", campaign_id="postfix-down")
         await house.until(several_batches)
         assert await house.held() == 1
         await asyncio.to_thread(house.instance.postfix.start)
@@ -542,23 +420,24 @@ async def test_a_chunk_that_postfix_does_not_take_goes_to_another(
     house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A lane whose Postfix takes nothing for a while gives its chunk back, and leaves another instance the time to claim it."""
-    monkeypatch.setattr("smtp_agent.lanes._NOTHING_ACCEPTED_SECONDS", 0.2)
+    monkeypatch.setattr("smtp_agent.lanes._STUCK_SECONDS", 0.2)
     await house.limit()
-    await house.plan(5, "one.test")
-    await asyncio.to_thread(house.instance.postfix.stop)
 
-    async def both_tried() -> bool:
-        query = "SELECT count(DISTINCT instance) FROM handovers"
-        return bool(await fetch_one(house.post.owner, query) == 2)
+    async def claimed_by_another() -> bool:
+        claims = Claims(house.post.agent, "another", 30)
+        return await claims.claim("one") is not None
 
-    try:
-        async with house.running(), house.running(instance="another"):
-            await house.until(both_tried)
-    finally:
-        await asyncio.to_thread(house.instance.postfix.start)
+    async with house.running():
+        await house.fenced()
+        await asyncio.to_thread(house.instance.postfix.stop)
+        try:
+            await house.plan(5, "one.test")
+            await house.until(house.tried)
+            await house.until(claimed_by_another)
+        finally:
+            await asyncio.to_thread(house.instance.postfix.start)
     assert await house.states() == {"planned": 5}
-    assert await house.held() == 0
-    assert len(lines(caplog, "one: Postfix accepts nothing: ")) == 2
+    assert len(lines(caplog, "one: Postfix accepts nothing: ")) == 1
 
 
 async def test_postgres_is_restarted(  # noqa: PLR0917
@@ -643,8 +522,8 @@ async def test_a_declined_message_holds_nobody_up(
     No address is in the log.
     """
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr("smtp_agent.lanes._ASIDE_SECONDS", 0.2)
-    monkeypatch.setattr("smtp_agent.lanes._BACKOFF", (0.05, 0.1))
+    monkeypatch.setattr("smtp_agent.declines._ASIDE_SECONDS", 0.2)
+    monkeypatch.setattr("smtp_agent.resistance._BACKOFF", (0.05, 0.1))
     poison = await with_poison(house, 60)
     await house.post.owner.execute(
         "UPDATE operators SET per_minute = %s WHERE operator = 'one'", (limit,)
@@ -669,8 +548,8 @@ async def test_where_nothing_passes_nothing_is_rejected(
 ) -> None:
     """What Postfix declines without accepting another stays planned, however often it is tried; the log has the codes alone."""
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr("smtp_agent.lanes._ASIDE_SECONDS", 0.05)
-    monkeypatch.setattr("smtp_agent.lanes._BACKOFF", (0.01, 0.02))
+    monkeypatch.setattr("smtp_agent.declines._ASIDE_SECONDS", 0.05)
+    monkeypatch.setattr("smtp_agent.resistance._BACKOFF", (0.01, 0.02))
     await with_poison(house, 0)
 
     async def tried_often() -> bool:
@@ -732,9 +611,9 @@ OTHERS = {
 }
 
 
-def assert_one_line(error: AgentError, complaint: str) -> None:
+def assert_one_line(house: House, error: AgentError, complaint: str) -> None:
     """What a person reads says what is wrong with the name."""
-    assert str(error).startswith(f"instance {NAME} {complaint}")
+    assert str(error).startswith(f"instance {house.name} {complaint}")
     assert "\n" not in str(error)
 
 
@@ -753,7 +632,7 @@ async def test_a_name_is_one_machines(house: House, whose: str) -> None:
     await house.execute(statement)
     with pytest.raises(AgentError) as caught:
         await house.run()
-    assert_one_line(caught.value, complaint)
+    assert_one_line(house, caught.value, complaint)
     assert await house.states() == {"planned": 10}
 
 
@@ -769,20 +648,20 @@ async def test_an_agent_that_is_retired_ends(house: House, monkeypatch: pytest.M
 
     with pytest.raises(AgentError) as caught:
         await asyncio.gather(house.run(), retired())
-    assert_one_line(caught.value, "was retired at ")
+    assert_one_line(house, caught.value, "was retired at ")
     assert await house.held() == 0
 
 
 async def test_a_second_agent_of_an_instance_ends(house: House, tmp_path: Path) -> None:
     """While an agent of an instance runs a second one ends with a line that names the lock; afterwards it may run."""
-    path = tmp_path / f"fairpost-agent-{NAME}.lock"
-    complaint = f"^{path}: an agent of {NAME} runs already$"
-    with lock_instance(tmp_path, NAME), lock_instance(tmp_path, "other"):
+    path = tmp_path / f"fairpost-agent-{house.name}.lock"
+    complaint = f"^{path}: an agent of {house.name} runs already$"
+    with lock_instance(tmp_path, house.name), lock_instance(tmp_path, "other"):
         with pytest.raises(AgentError, match=complaint):
-            lock_instance(tmp_path, NAME)
+            lock_instance(tmp_path, house.name)
         with pytest.raises(AgentError, match=complaint):
             await run_agent(house.settings())
-    lock_instance(tmp_path, NAME).close()
+    lock_instance(tmp_path, house.name).close()
 
 
 async def test_a_lock_that_cannot_be_made(house: House, tmp_path: Path) -> None:

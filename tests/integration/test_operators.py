@@ -1,15 +1,23 @@
 """Operators: the database's are those of the file, as a whole and on record."""
 
 import asyncio
+import getpass
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import psycopg
 
 from contract.operators import Operator, load_operators
-from processor.operators import apply_operators, list_operators, replan_moved
+from processor.operators import (
+    apply_operators,
+    list_operators,
+    pause_operator,
+    replan_moved,
+    resume_operator,
+)
 from tests.conftest import Database
-from tests.integration.conftest import INSTANCE, Post, due, fetch, fetch_one, scheduled
+from tests.integration.conftest import INSTANCE, Fairpost, Post, due, fetch, fetch_one, scheduled
 
 Refusals = Callable[[], list[str]]
 
@@ -236,3 +244,61 @@ async def test_operators_are_listed_with_what_waits(post: Post) -> None:
             for o in await list_operators(connection)
         ]
     assert listed == [("a", 60, 9_960, 2, 3, 1), ("other", None, 10_000, 0, 1, 0)]
+
+
+async def test_a_paused_operator_is_handed_nothing(post: Post) -> None:
+    """A running lane's next write-ahead is refused and no chunk is claimed, while other operators go on; resumed, it goes on."""
+    await apply(post, Operator("a", ("a.test",)), Operator("other"))
+    await post.apply(scheduled(), scheduled("d"))
+    await post.plan([due(n, domain="a.test") for n in range(4)])
+    await post.plan([due(n, "d", domain="a.test") for n in range(2)])
+    await post.plan([due(n) for n in range(10, 12)])
+    claim, _ = await post.hand(2, operator="a")
+    async with post.worker.connection() as connection:
+        await pause_operator(connection, "a", "ann")
+        paused_at = (await list_operators(connection))[0].paused_at
+        assert paused_at is not None
+        await pause_operator(connection, "a", "ben")
+        assert (await list_operators(connection))[0].paused_at == paused_at, "since the first"
+        assert (await post.handover().write_ahead(claim, 2, 1)).outcome == "operator paused"
+        assert await post.claims("postfix-b").claim("a") is None
+        await post.hand(2)
+        await resume_operator(connection, "a", "ben")
+        assert (await list_operators(connection))[0].paused_at is None
+    assert len((await post.handover().write_ahead(claim, 2, 2)).recipients) == 2
+    await post.hand(2, "postfix-b", "a")
+    assert await fetch(
+        post.owner,
+        "SELECT actor, action, subject FROM audit WHERE action <> 'operators.apply' ORDER BY audit_id",
+    ) == [
+        ("ann", "operator.pause", "a"),
+        ("ben", "operator.pause", "a"),
+        ("ben", "operator.resume", "a"),
+    ]
+
+
+async def test_the_commands_that_pause(post: Post, fairpost: Fairpost) -> None:
+    """Pause and resume say in one line what they did, the listing shows it, and an unknown operator is exit code 1."""
+
+    async def run(*words: str) -> tuple[int, bytes, str]:
+        answer = await asyncio.to_thread(fairpost, "operators", *words)
+        return answer.code, answer.out, answer.err
+
+    async def paused() -> list[bool]:
+        rows = msgspec.json.decode((await run("list", "--json"))[1])
+        return [row["paused_at"] is not None for row in rows]
+
+    assert await paused() == [False]
+    assert await run("pause", "other") == (0, b"", "operator other: paused\n")
+    assert await paused() == [True]
+    assert await run("resume", "other") == (0, b"", "operator other: no longer paused\n")
+    assert await paused() == [False]
+    for command in ("pause", "resume"):
+        assert await run(command, "nobody") == (
+            1,
+            b"",
+            "operator 'nobody': unknown; see `fairpost operators list`\n",
+        )
+    assert await fetch(
+        post.owner, "SELECT actor, action, subject FROM audit ORDER BY audit_id"
+    ) == [(getpass.getuser(), f"operator.{command}", "other") for command in ("pause", "resume")]

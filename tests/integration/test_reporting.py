@@ -1,13 +1,15 @@
 """Reports: they reach Kafka through Fluentd, wait while it is away within bounds, and never hold anything up."""
 
 import logging
+import select
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from fluent.sender import FluentSender
 from prometheus_client import REGISTRY
 
 from contract.events import DELIVERY_LOG, AgentReport, decode_delivery_log
@@ -137,7 +139,7 @@ def test_reports_wait_while_fluentd_is_away(
     counted: Callable[[], tuple[float, float]],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Reports of two outages arrive in order, once, with the first report after each; each outage is two warnings."""
+    """Reports of two outages arrive in order, once, by themselves when Fluentd is back; each outage is two warnings."""
 
     def away(outage: int) -> Callable[[], bool]:
         return lambda: len(warnings(caplog)) == outage * 2 - 1
@@ -148,12 +150,11 @@ def test_reports_wait_while_fluentd_is_away(
                 report(reporter, outage * 100 + number)
             wait_until(away(outage), timeout=PATIENCE, what=f"the warning of outage {outage}")
             fluentd.start()
-            report(reporter, outage * 100 + 50)
-            wait_for(topics, outage * 51)
+            wait_for(topics, outage * 50)
             fluentd.stop()
-    expected = [outage * 100 + number for outage in (1, 2) for number in range(51)]
+    expected = [outage * 100 + number for outage in (1, 2) for number in range(50)]
     assert [report.chunk_id for report in arrived(topics)] == expected
-    assert counted() == (102, 0)
+    assert counted() == (100, 0)
     assert (
         warnings(caplog)
         == ["reports: Fluentd is away; they wait", "reports: Fluentd takes them again"] * 2
@@ -165,21 +166,110 @@ def test_what_waits_is_bounded(
     topics: TestTopics,
     counted: Callable[[], tuple[float, float]],
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """While Fluentd is away no more is kept than fits; what is dropped is counted, and later reports arrive."""
-    monkeypatch.setattr("smtp_agent.reporting._PENDING_BYTES", 10_000)
+    """While Fluentd is away no more is kept than fits, by the messages that are named; what is dropped is counted and told."""
+    monkeypatch.setattr("smtp_agent.reporting._WAITING", 30)
     with reporting(fluentd.port) as reporter:
-        for number in range(30):
-            report(reporter, number, note="x" * 1_000)
-        wait_until(lambda: counted()[1] > 0, timeout=PATIENCE, what="dropped reports")
+        report(reporter, 0)
+        wait_until(lambda: bool(warnings(caplog)), timeout=PATIENCE, what="a warning")
+        for number in range(1, 6):
+            report(reporter, number, accepted=[(n, "4abc") for n in range(9)])
+        report(reporter, 6)
+        assert (counted(), reporter.dropped) == ((0, 3), 3)
         fluentd.start()
-        report(reporter, 30)
-    sent, dropped = counted()
-    assert (sent + dropped, dropped >= 10) == (31, True)
-    assert [r.chunk_id for r in wait_for(topics, int(sent))] == list(range(int(dropped), 31))
+        assert [r.chunk_id for r in wait_for(topics, 4)] == [0, 1, 2, 6]
+        wait_until(lambda: counted() == (4, 3), timeout=PATIENCE, what="the count")
+        report(reporter, 7, accepted=[(n, "4abc") for n in range(29)])
+        wait_for(topics, 5)
+    assert counted() == (5, 3)
+    assert warnings(caplog) == [
+        "reports: Fluentd is away; they wait",
+        "reports: Fluentd takes them again; 3 were dropped meanwhile",
+    ]
 
 
-def test_a_fluentd_that_hangs_holds_nothing_up(
+def test_what_cannot_be_told_costs_itself_only(
+    fluentd: Fluentd,
+    topics: TestTopics,
+    counted: Callable[[], tuple[float, float]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A report that cannot be written down is dropped with a line, and the next arrive."""
+    fluentd.start()
+    with reporting(fluentd.port) as reporter:
+        for wrong in (AT, 2**64, "\ud800"):
+            report(reporter, 1, note=wrong)
+        report(reporter, 2)
+        assert [r.chunk_id for r in wait_for(topics, 1)] == [2]
+    assert counted() == (1, 3)
+    assert len(warnings(caplog)) == 3
+    assert all(text.startswith("reports: claimed cannot be told: ") for text in warnings(caplog))
+
+
+# ------------------------------------------------------------------ a Fluentd that hangs
+
+
+@contextmanager
+def silent_fluentd() -> Iterator[int]:
+    """A port on which connections are neither taken nor refused, as a process that is stopped leaves it."""
+    with socket.socket() as server, ExitStack() as stack:
+        server.bind((LOOPBACK, 0))
+        server.listen(0)
+        while True:
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(server.getsockname())
+            if not select.select([], [filler], [], 0.2)[1]:
+                break
+        yield server.getsockname()[1]
+
+
+def test_a_silent_fluentd_holds_nothing_up(
+    counted: Callable[[], tuple[float, float]],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Thousands of reports are queued or dropped, and counted, within one try to reach a Fluentd that hangs."""
+    monkeypatch.setattr("smtp_agent.reporting._WAITING", 1_000)
+    monkeypatch.setattr("smtp_agent.reporting._TIMEOUT", 20.0)
+    monkeypatch.setattr("smtp_agent.reporting._CLOSING_SECONDS", 0.1)
+    with silent_fluentd() as port, reporting(port) as reporter:
+        for number in range(5_000):
+            report(reporter, number)
+        assert counted() == (0, 4_000)
+        assert warnings(caplog) == []
+    assert counted() == (0, 5_000)
+    assert warnings(caplog) == ["reports: 1000 are dropped, as Fluentd is away"]
+
+
+def test_minutes_of_silence(
+    counted: Callable[[], tuple[float, float]],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Try after try runs out of time, with one warning; reports go on being queued, and none is sent twice or forgotten."""
+    tries = 0
+
+    class Counting(FluentSender):  # type: ignore[misc]  # it has no types
+        def emit(self, label: str, data: object) -> bool:
+            nonlocal tries
+            tries += 1
+            return bool(super().emit(label, data))
+
+    monkeypatch.setattr("smtp_agent.reporting.FluentSender", Counting)
+    monkeypatch.setattr("smtp_agent.reporting._TIMEOUT", 0.01)
+    monkeypatch.setattr("smtp_agent.reporting._BACKOFF", (0.001, 0.002))
+    with silent_fluentd() as port, reporting(port) as reporter:
+        for number in range(10):
+            report(reporter, number)
+            wait_until(lambda n=number: tries > n, timeout=PATIENCE, what="a try")  # type: ignore[misc]
+        assert warnings(caplog) == ["reports: Fluentd is away; they wait"]
+        assert counted() == (0, 0)
+    assert counted() == (0, 10)
+
+
+def test_a_fluentd_that_reads_nothing_holds_nothing_up(
     counted: Callable[[], tuple[float, float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While Fluentd takes a connection and reads nothing, reports beyond the queue are dropped at once and counted."""
@@ -190,10 +280,31 @@ def test_a_fluentd_that_hangs_holds_nothing_up(
         connection, _ = deaf.accept()
         for number in range(2, 7):
             report(reporter, number)
-        assert counted() == (0, 2)
+        assert counted() == (0, 3)
         connection.close()
         deaf.close()
     assert counted() == (0, 6)
+
+
+def test_closing_is_bounded(
+    counted: Callable[[], tuple[float, float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closing returns though a Fluentd reads nothing for longer; what is reported afterwards is counted as dropped."""
+    monkeypatch.setattr("smtp_agent.reporting._CLOSING_SECONDS", 0.1)
+    monkeypatch.setattr("smtp_agent.reporting._TIMEOUT", 20.0)
+    with socket.create_server((LOOPBACK, 0)) as deaf:
+        reporter = Reporter(LOOPBACK, deaf.getsockname()[1])
+        report(reporter, 1, note="x" * 30_000_000)
+        connection, _ = deaf.accept()
+        report(reporter, 2)
+        reporter.close()
+        assert counted() == (0, 2)
+        report(reporter, 3)
+        assert counted() == (0, 3)
+        connection.close()
+
+
+# ------------------------------------------------------------------ the end
 
 
 def test_close_gives_up_what_cannot_be_sent(
@@ -204,7 +315,7 @@ def test_close_gives_up_what_cannot_be_sent(
         for number in range(5):
             report(reporter, number)
     assert counted() == (0, 5)
-    assert warnings(caplog)[-1].startswith("reports: 5 (")
+    assert warnings(caplog)[-1] == "reports: 5 are dropped, as Fluentd is away"
 
 
 def test_close_sends_what_waits(

@@ -5,7 +5,7 @@ from datetime import timedelta
 from contract.events import SEND_EMAILS
 from processor.overview import show_campaign
 from processor.retention import forget, prune
-from tests.integration.conftest import Post, due, fetch, fetch_one, records, scheduled
+from tests.integration.conftest import INSTANCE, Post, due, fetch, fetch_one, records, scheduled
 
 DAY = timedelta(days=1)
 
@@ -66,7 +66,7 @@ async def test_old_final_messages_go_and_the_books_balance(post: Post) -> None:
 
 
 async def test_empty_chunks_go_but_a_campaigns_last(post: Post) -> None:
-    """A chunk whose messages are gone goes too; the last one stays, so that numbers go on from it."""
+    """A chunk whose messages are gone goes too, with who held it; the last one stays, so that numbers go on from it."""
     await post.owner.execute("UPDATE operators SET chunk_size = 3")
     await post.apply(scheduled())
     await post.plan([due(n) for n in range(9)])
@@ -80,6 +80,9 @@ async def test_empty_chunks_go_but_a_campaigns_last(post: Post) -> None:
     assert await fetch(post.owner, chunks) == [(3,)]
     assert await fetch(post.owner, "SELECT count(*) FROM chunk_counts") == [(1,)]
     assert await fetch(post.owner, "SELECT count(*) FROM handovers") == [(0,)]
+    assert await fetch(
+        post.owner, "SELECT c.instance, number FROM claims c LEFT JOIN chunks USING (chunk_id)"
+    ) == [(INSTANCE, 3)]
     await post.plan([due(n) for n in range(9, 12)])
     assert await fetch(post.owner, chunks) == [(3,), (4,)]
     await post.owner.execute(

@@ -14,6 +14,7 @@ from contract.envelope import sender_of
 from contract.events import DELIVERY_LOG, AgentReport, PostfixLine
 from contract.states import FINAL, MessageState
 from processor.consuming import Record
+from processor.housekeeping import drop_old_retries
 from processor.settings import ProcessorSettings
 from processor.tracking import Tracking
 from tests.conftest import Database
@@ -376,6 +377,57 @@ async def test_traditional_stamps_are_of_the_hosts_zone(
     ]
 
 
+# ------------------------------------------------------------------ retries
+
+
+async def retries(post: Post) -> list[tuple[Any, ...]]:
+    """What Postfix tried again, by the second."""
+    return await fetch(post.owner, "SELECT instance, operator, at, number FROM retries ORDER BY at")
+
+
+async def test_retries_are_counted_by_the_second(post: Post, tracking: Tracking) -> None:
+    """Every delivery after a message's first counts, in the second of its line; the first, and what tries none, do not."""
+    first, second, third, fourth = await handed(post, 4)
+    await track(tracking, *map(queued, (first, second, third, fourth)))
+    await track(tracking, *(deferred(d, 3) for d in (first, second, third)), sent(fourth, 3))
+    assert await retries(post) == []
+    await track(tracking, deferred(first, 60), sent(second, 60.9), deferred(first, 61), sent(first))
+    await track(tracking, bounced(third, 60.5), expired(third, 62), deferred(third, 63))
+    assert await retries(post) == [
+        (INSTANCE, "other", START + timedelta(seconds=9), 1),
+        (INSTANCE, "other", START + timedelta(seconds=60), 3),
+        (INSTANCE, "other", START + timedelta(seconds=61), 1),
+    ]
+
+
+async def test_retries_are_counted_once(post: Post, tracking: Tracking) -> None:
+    """A batch that is read again, or in which a line is repeated, counts no retry twice."""
+    (dispatch_id,) = await handed(post)
+    log = [queued(dispatch_id), *(deferred(dispatch_id, n) for n in (1, 1, 2, 2, 3))]
+    expected = [(INSTANCE, "other", START + timedelta(seconds=n), 1) for n in (2, 3)]
+    for _ in range(2):
+        await track(tracking, *log)
+        assert await retries(post) == expected
+
+
+async def test_a_retry_that_waited_for_its_queue_id(post: Post, tracking: Tracking) -> None:
+    """Lines that came before their queue id was known count when it comes."""
+    (dispatch_id,) = await handed(post)
+    await track(tracking, deferred(dispatch_id, 1), deferred(dispatch_id, 60))
+    assert await retries(post) == []
+    await track(tracking, queued(dispatch_id))
+    assert await retries(post) == [(INSTANCE, "other", START + timedelta(seconds=60), 1)]
+
+
+async def test_old_retries_go(post: Post) -> None:
+    """Retries of which no pace asks any more are forgotten."""
+    await post.owner.execute(
+        "INSERT INTO retries SELECT 'a', 'other', now() - n * interval '1 minute', 1 FROM unnest('{1,9,11}'::int[]) n"
+    )
+    async with post.worker.connection() as connection:
+        assert await drop_old_retries(connection) == 1
+
+
 # ------------------------------------------------------------------ everything at once
 
 Told = tuple[PostfixLine, int, MessageState, float]
@@ -477,3 +529,7 @@ async def test_the_log_in_order_tells_every_attempt(post: Post, tracking: Tracki
         await fetch(post.owner, "SELECT dispatch_id, status, attempt FROM outbox ORDER BY event_id")
         == expected
     )
+    tried_again = [
+        attempt > 1 and state in ("deferred", "sent", "bounced") for _, state, attempt in expected
+    ]
+    assert sum(number for *_, number in await retries(post)) == sum(tried_again)

@@ -8,11 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contract.events import CampaignCancelled, CampaignScheduled, decode_due_email, encode
+from contract.fail_points import WorkerFailPoint
 from contract.states import CampaignState
-from processor.fail_points import FailPoint
 from testbed.chaos.schedule import (
     WORKERS,
-    Armed,
     Disturbance,
     Down,
     EndLife,
@@ -22,6 +21,7 @@ from testbed.chaos.schedule import (
     Up,
     draw_schedule,
 )
+from testbed.chaos.steps import Armed
 from testbed.chaos.workload import Workload, campaigns_of, draw_workload
 
 SEEDS = st.integers(0, 2**32)
@@ -74,7 +74,7 @@ def test_every_fail_point_has_its_turn(seed: int, scale: tuple[int, int]) -> Non
     """Some worker surely dies at each of them, a good part of all does, and so do some at any moment."""
     lives = [life for own in schedule(seed, *scale).lives for life in own]
     armed = [life for life in lives if life is not None]
-    assert {life.point for life in armed if life.probability == 1} == set(FailPoint)
+    assert {life.point for life in armed if life.probability == 1} == set(WorkerFailPoint)
     assert len(lives) / 3 < len(armed) < len(lives)
 
 
@@ -82,7 +82,7 @@ def test_every_fail_point_has_its_turn(seed: int, scale: tuple[int, int]) -> Non
 def test_all_are_armed_where_only_one_can_come(seed: int, scale: tuple[int, int]) -> None:
     """Only one worker has the partition of campaigns, so none is left without that fail point, and an event follows."""
     plan = schedule(seed, *scale)
-    applied = Armed(FailPoint.CAMPAIGN_APPLIED, 1)
+    applied = Armed(WorkerFailPoint.CAMPAIGN_APPLIED, 1)
     counts = {lives.count(applied) for lives in plan.lives}
     assert len(counts) == 1
     assert disturbances(plan).count(Tell()) > counts.pop() > 0

@@ -156,6 +156,11 @@ NEED_SETTINGS = [
     ("fairpost", "topics", "create"),
     ("fairpost", "topics", "check"),
     ("fairpost", "operators", "list"),
+    ("fairpost", "operators", "pause", "gmail"),
+    ("fairpost", "instances", "list"),
+    ("fairpost", "instances", "retire", "a"),
+    ("fairpost", "uncertain", "list"),
+    ("fairpost", "uncertain", "drop", "1", "--yes"),
     ("fairpost", "publish", "due-emails", "-"),
     ("fairpost", "campaigns", "list", "--json"),
     ("fairpost", "campaigns", "show", "spring"),
@@ -172,6 +177,8 @@ NEED_SETTINGS = [
     ("fairpost", "dead-letters", "republish", "0:17", "--yes"),
     ("fairpost-agent", "run"),
     ("fairpost-agent", "check"),
+    ("fairpost-agent", "status"),
+    ("fairpost-agent", "drain"),
 ]
 
 

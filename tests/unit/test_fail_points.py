@@ -1,4 +1,4 @@
-"""Fail points: a worker dies where it is told to, as often as it is told to, and nowhere else."""
+"""Fail points: a worker or an agent dies where it is told to, as often as it is told to, and nowhere else."""
 
 import signal
 import subprocess
@@ -8,12 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from processor.fail_points import FailPoint, FailPoints
+from contract.fail_points import AgentFailPoint, FailPoints, WorkerFailPoint
 
-POINTS = st.sampled_from(FailPoint)
+POINT = WorkerFailPoint | AgentFailPoint
+ALL: tuple[POINT, ...] = (*WorkerFailPoint, *AgentFailPoint)
+POINTS = st.sampled_from(ALL)
 
 
-def deaths(probabilities: dict[FailPoint, float], point: FailPoint, draw: float) -> int:
+def deaths(probabilities: dict[POINT, float], point: POINT, draw: float) -> int:
     """How often reaching the point once kills, with this number drawn."""
     died: list[None] = []
     FailPoints(probabilities, lambda: draw, lambda: died.append(None)).reach(point)
@@ -22,34 +24,35 @@ def deaths(probabilities: dict[FailPoint, float], point: FailPoint, draw: float)
 
 @given(POINTS, st.floats(0, 1), st.floats(0, 1, exclude_max=True))
 def test_dies_with_the_probability_of_the_point(
-    point: FailPoint, probability: float, draw: float
+    point: POINT, probability: float, draw: float
 ) -> None:
     """It dies where the number drawn is below the probability: never at 0, always at 1."""
     assert deaths({point: probability}, point, draw) == (draw < probability)
 
 
 @given(POINTS, POINTS)
-def test_other_points_are_harmless(named: FailPoint, reached: FailPoint) -> None:
+def test_other_points_are_harmless(named: POINT, reached: POINT) -> None:
     """A point that is not named kills nobody."""
     assert deaths({named: 1}, reached, 0.0) == (named == reached)
 
 
 @given(POINTS)
-def test_without_the_setting_nothing_is_drawn(point: FailPoint) -> None:
+def test_without_the_setting_nothing_is_drawn(point: POINT) -> None:
     """Nobody dies, and reaching a point costs no random number."""
 
     def draw() -> float:
         raise AssertionError("drawn")
 
-    FailPoints({}, draw).reach(point)
+    FailPoints[POINT]({}, draw).reach(point)
 
 
-@pytest.mark.parametrize("point", FailPoint)
-def test_it_is_kill_nine(point: FailPoint) -> None:
+@pytest.mark.parametrize("point", ALL)
+def test_it_is_kill_nine(point: POINT) -> None:
     """The process ends by SIGKILL: no handler, no clean-up, nothing flushed."""
+    kind = type(point).__name__
     program = (
-        "from processor.fail_points import FailPoint, FailPoints\n"
-        f"try:\n    FailPoints({{FailPoint.{point.name}: 1}}).reach(FailPoint.{point.name})\n"
+        f"from contract.fail_points import FailPoints, {kind}\n"
+        f"try:\n    FailPoints({{{kind}.{point.name}: 1}}).reach({kind}.{point.name})\n"
         "finally:\n    print('cleaned up', flush=True)\n"
     )
     done = subprocess.run(

@@ -3,15 +3,17 @@
 import pickle
 import random
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smtp_agent.pacing import MAXIMUM_LIMIT, WINDOW, Pace
+from smtp_agent.pacing import MAXIMUM_LIMIT, WINDOW, Pace, Retries
 
 POLL = 0.2
+START = datetime(2024, 5, 1, tzinfo=UTC)
 LIMITS = [1, 2, 7, 59, 60, 61, 350, 1_000, 6_000, 60_000]
 
 
@@ -336,3 +338,39 @@ def test_batches_are_opened_and_closed_in_turn() -> None:
     with pytest.raises(ValueError, match="6 of a batch of 5"):
         pace.settle(6, 0)
     pace.settle(5, 0)
+
+
+@given(
+    st.lists(
+        st.dictionaries(st.integers(0, 5), st.integers(1, 20), max_size=6), min_size=1, max_size=8
+    )
+)
+def test_each_retry_is_taken_off_once(sightings: list[dict[int, int]]) -> None:
+    """However often retries are seen, and however their numbers grow, each comes off the window once."""
+    seconds = [START + timedelta(seconds=n) for n in range(6)]
+    pace = Pace(1000, 0.0)
+    retries = Retries(pace)
+    seen: dict[datetime, int] = {}
+    taken = 0
+    for sighting in sightings:
+        for second, number in sighting.items():
+            seen[seconds[second]] = max(seen.get(seconds[second], 0), number)
+        taken += retries.take_off(seen, 0.0)
+        assert taken == sum(seen.values())
+    # What was taken off is missing from the minute's allowance.
+    handed_over, now = 0, 0.0
+    while now < 59.9:
+        if number := pace.take(now, 1000):
+            pace.settle(number, now)
+            handed_over += number
+        now += max(pace.wait(now), 0.001)
+    assert handed_over <= max(1000 - taken, 0)
+
+
+def test_retries_seen_no_more_are_forgotten() -> None:
+    """Seconds that left the last minute are not remembered, and those that come are new."""
+    pace = Pace(10, 0.0)
+    retries = Retries(pace)
+    assert retries.take_off({START: 3}, 0.0) == 3
+    assert retries.take_off({}, 61.0) == 0
+    assert retries.take_off({START + timedelta(seconds=61): 2}, 61.0) == 2

@@ -68,15 +68,40 @@ def test_the_log_is_known_by_its_inode(tmp_path: Path) -> None:
     """A rotated log is another file; between the two there is none."""
     log = tmp_path / "mail.log"
     of = postfix(tmp_path, log)
-    assert postfix(tmp_path).log_inode() is None
-    assert of.log_inode() is None
+    now = 1_000_000_000.0
+    assert postfix(tmp_path).log_inode(now) is None
+    assert of.log_inode(now) is None
     log.write_text("")
-    before = of.log_inode()
+    before = of.log_inode(now)
     assert before == log.stat().st_ino
     log.rename(tmp_path / "mail.log.1")
-    assert of.log_inode() is None
+    assert of.log_inode(now) is None
     log.write_text("")
-    assert of.log_inode() not in (None, before)
+    os.utime(tmp_path / "mail.log.1", (now - 61, now - 61))
+    assert of.log_inode(now) not in (None, before)
+
+
+@pytest.mark.parametrize(
+    ("name", "seconds_ago", "is_known"),
+    [
+        ("mail.log.1", 61, True),
+        ("mail.log.1", 59, False),
+        ("mail.log-20240501", 1, False),
+        ("mail.log.1", -5, False),
+        ("other.log", 1, True),
+    ],
+)
+def test_no_inode_right_after_a_rotation(
+    tmp_path: Path, name: str, seconds_ago: float, *, is_known: bool
+) -> None:
+    """While a rotated log was just written to, there is no telling which file a line goes to."""
+    now = 1_000_000_000.0
+    log = tmp_path / "mail.log"
+    log.write_text("")
+    other = tmp_path / name
+    other.write_text("")
+    os.utime(other, (now - seconds_ago, now - seconds_ago))
+    assert (postfix(tmp_path, log).log_inode(now) is not None) is is_known
 
 
 def test_readable(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ import pytest
 from pydantic import ValidationError
 
 from contract import settings as settings_module
+from contract.fail_points import WorkerFailPoint
 from contract.settings import Settings, SettingsError, load_settings
-from processor.fail_points import FailPoint
 from processor.settings import ProcessorSettings
 from smtp_agent.settings import AgentSettings
 
@@ -142,9 +142,9 @@ def test_fail_points_are_one_variable_of_json(
     """A table in the file, a JSON object in the environment; without either there is none."""
     assert processor(tmp_path).fail_points == {}
     line = "fail_points = { block_reserved = 0.5 }\n"
-    assert processor(tmp_path, line).fail_points == {FailPoint.BLOCK_RESERVED: 0.5}
+    assert processor(tmp_path, line).fail_points == {WorkerFailPoint.BLOCK_RESERVED: 0.5}
     monkeypatch.setenv("FAIRPOST_FAIL_POINTS", '{"batch_emitted": 1}')
-    assert processor(tmp_path, line).fail_points == {FailPoint.BATCH_EMITTED: 1}
+    assert processor(tmp_path, line).fail_points == {WorkerFailPoint.BATCH_EMITTED: 1}
 
 
 @pytest.mark.parametrize(

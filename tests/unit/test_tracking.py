@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from contract.envelope import MAX_DISPATCH_ID, fence_sender, sender_of
 from contract.events import PostfixLine
 from contract.states import FINAL, MESSAGE_TRANSITIONS, MessageState
-from processor.tracking import MAX_REPLY, Told, told_by
+from processor.tracking import MAX_REPLY, FenceSeen, Told, told_by
 
 NOW = datetime(2026, 5, 1, 8, 0, tzinfo=UTC)
 AT = datetime(2026, 5, 1, 7, 59, 58, tzinfo=UTC)
@@ -19,10 +19,25 @@ BERLIN = ZoneInfo("Europe/Berlin")
 QUEUE_ID = "3F5A91C0B2"
 
 
-def told(message: str, tag: str = "postfix-a/gmail/smtp", time: str = STAMP) -> Told | None:
-    """What a line of instance `a` tells."""
+def read(message: str, tag: str, time: str = STAMP) -> Told | FenceSeen | None:
+    """What a line of instance `a` says."""
     line = PostfixLine(instance="a", tag=tag, time=time, message=message, pid=7)
     return told_by(line, NOW, BERLIN)
+
+
+def told(message: str, tag: str = "postfix-a/gmail/smtp", time: str = STAMP) -> Told | None:
+    """What a line of instance `a` tells of a message."""
+    found = read(message, tag, time)
+    return found if isinstance(found, Told) else None
+
+
+def test_the_line_of_a_fence() -> None:
+    """The line that Postfix logs for a fence names it, by the instance."""
+    message = (
+        "NOQUEUE: reject: RCPT from localhost[127.0.0.1]: 554 5.7.1 <f@fence.invalid>: Recipient address rejected: fence;"
+        f" from=<{fence_sender('17ab', 'b.test')}> to=<f@fence.invalid> proto=ESMTP helo=<localhost>"
+    )
+    assert read(message, "postfix-a/feed/smtpd") == FenceSeen("a", "17ab")
 
 
 def delivery(status: str, text: str, dsn: str = "2.0.0") -> str:

@@ -1,0 +1,175 @@
+"""An agent that hands messages of 5,000 octets over to Postfix, against Postfix's own `smtp-source`.
+
+The value is a `fairpost-agent` process without limits, with mail for four operators or for one: it claims chunks, writes
+batches ahead (PostgreSQL with fsync), renders each message from its campaign's template, and gives it to Postfix's feed
+service. Its time is from the first claim to the return of the last chunk. The baseline is `smtp-source` with as many
+connections to the same service, each used for all of its messages: it does nothing but send the same octets again and
+again.
+
+Postfix runs what deploy/postfix holds and discards what it takes; either half begins with an empty queue. Each agent has
+a database of its own; its batches grow from ten messages.
+"""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from benchmarks.measurement import Measurement, Pair, compare
+from benchmarks.steps import AT, OPERATORS, Steps, open_steps, records
+from contract.events import CAMPAIGNS, CampaignScheduled, DueEmail, Template, encode
+from testbed import Testbed
+from testbed.installation import AGENT_ROLE, FEED_CONNECTIONS
+from testbed.ports import LOOPBACK, accepts, reserve_port
+from testbed.postfix import Postfix
+from testbed.processes import Process, find_program, wait_until
+
+NAME: Final = "feed"
+_CAMPAIGN: Final = "spring-sale"
+_MESSAGES: Final = 6_000
+_SIZE: Final = 5_000
+"""Octets of a message, within a few, in either half."""
+_REPEATS: Final = 5
+_TIMEOUT: Final = 120.0
+
+_LINE: Final = '<tr><td class="line">All that grows and blooms has come to the shop with the spring.</td></tr>\n'
+_TEMPLATE: Final = Template(
+    subject="{{ first_name }}, your voucher",
+    html=(
+        "<h1>Hello {{ first_name }}</h1>\n"
+        '<p>Your voucher is <a href="{{ link }}">{{ voucher }}</a>, until the end of May.</p>\n'
+        "<table>\n" + _LINE * 44 + "</table>\n"
+        '<p>This was sent to {{ email }}. <a href="{{ link }}&bye=1">No more of it</a></p>\n'
+    ),
+)
+
+# When the first chunk was claimed, and how long it took from there until none of them had anything left.
+_SECONDS: Final = """
+SELECT extract(epoch FROM clock_timestamp() - min(claimed_at))::float8 FROM chunks
+HAVING bool_and(planned = 0 AND instance IS NULL)"""
+_RIPE: Final = "SELECT max(opened_at) < clock_timestamp() - interval '1 second' FROM chunks"
+_HANDED: Final = "SELECT count(*) FROM messages WHERE state = 'handed'"
+
+
+def measure(testbed: Testbed) -> list[Measurement]:
+    """Messages a second, an agent with four lanes at work and with one, each against smtp-source."""
+    postfix = Postfix(
+        "postfix-bench",
+        testbed.directory / "postfix-bench",
+        parameters={"default_transport": "discard:"},
+    )
+    with postfix:
+        return compare(
+            [NAME, f"{NAME}_one_lane"],
+            "messages/s",
+            partial(_repeat, testbed, postfix),
+            repeats=_REPEATS,
+        )
+
+
+def _repeat(testbed: Testbed, postfix: Postfix, number: int) -> list[Pair]:
+    pairs = []
+    for operators in (OPERATORS, OPERATORS[-1:]):
+        name = f"{NAME}_{number}_{len(operators)}"
+        with open_steps(testbed, name) as steps, _running_agent(testbed, steps, postfix):
+            value = _MESSAGES / _hand_over(steps, operators)
+        _drain(postfix)
+        pairs.append(Pair(value, _MESSAGES / _send(postfix)))
+        _drain(postfix)
+    return pairs
+
+
+@contextmanager
+def _running_agent(testbed: Testbed, steps: Steps, postfix: Postfix) -> Iterator[None]:
+    directory = steps.installation.directory
+    metrics_port = reserve_port()
+    environment = {
+        "FAIRPOST_INSTANCE": postfix.name,
+        "FAIRPOST_DATABASE": testbed.postgres.dsn(steps.installation.name, AGENT_ROLE),
+        "FAIRPOST_BOUNCE_DOMAIN": postfix.bounce_domain,
+        "FAIRPOST_FEED_PORT": str(postfix.feed_port),
+        "FAIRPOST_FEED_CONNECTIONS": str(FEED_CONNECTIONS),
+        "FAIRPOST_POSTFIX_CONFIG_DIRECTORY": str(postfix.config_directory),
+        "FAIRPOST_LOCK_DIRECTORY": str(directory),
+        "FAIRPOST_MACHINE_ID_FILE": str(directory / "machine-id"),
+        "FAIRPOST_FLUENTD_PORT": str(reserve_port()),
+        "FAIRPOST_METRICS_PORT": str(metrics_port),
+    }
+    process = Process(
+        "agent",
+        [str(Path(sys.executable).with_name("fairpost-agent")), "run"],
+        log=directory / "agent.log",
+        environment=environment,
+    )
+    process.start(lambda: accepts(metrics_port))
+    try:
+        yield
+    finally:
+        process.stop()
+
+
+def _hand_over(steps: Steps, operators: Sequence[str]) -> float:
+    """Plans mail for these operators, lets it go, and answers how many seconds the agent took."""
+    emails = [_email(number, operators[number % len(operators)]) for number in range(_MESSAGES)]
+    for start in range(0, _MESSAGES, steps.batch_size):
+        batch = emails[start : start + steps.batch_size]
+        steps.plan(steps.reserve(batch, offset=start))
+    # Nothing can be claimed before its campaign is known.
+    campaign = CampaignScheduled(
+        campaign_id=_CAMPAIGN,
+        name="Spring sale",
+        sender="Shop <shop@shop.example>",
+        scheduled_for=AT,
+        templates={"offer": _TEMPLATE},
+    )
+    seconds: list[float] = []
+    with steps.installation.connect() as owner:
+        wait_until(lambda: owner.execute(_RIPE).fetchone() == (True,), timeout=10, what="chunks")
+        steps.run(steps.campaigns(records(CAMPAIGNS, [encode(campaign)])))
+
+        def done() -> bool:
+            seconds[:] = [row[0] for row in owner.execute(_SECONDS)]
+            return bool(seconds)
+
+        wait_until(done, timeout=_TIMEOUT, what=f"{_MESSAGES} messages handed over")
+        assert owner.execute(_HANDED).fetchone() == (_MESSAGES,)
+    return seconds[0]
+
+
+def _email(number: int, operator: str) -> DueEmail:
+    return DueEmail(
+        user_id=f"user-{number:09d}",
+        campaign_id=_CAMPAIGN,
+        email_key="offer",
+        email=f"firstname.lastname.{number:09d}@{operator}.test",
+        variables={
+            "first_name": "Zoe",
+            "voucher": f"SPRING-{number:09d}",
+            "link": f"https://shop.example/spring?voucher=SPRING-{number:09d}",
+        },
+    )
+
+
+def _send(postfix: Postfix) -> float:
+    """Sends as many messages by smtp-source; answers how many seconds it took."""
+    began = time.monotonic()
+    subprocess.run(
+        [
+            *(find_program("smtp-source"), "-d", "-N", "-s", str(FEED_CONNECTIONS)),
+            *("-m", str(_MESSAGES), "-l", str(_SIZE)),
+            *("-f", f"bench@{postfix.bounce_domain}", "-t", f"bench@{OPERATORS[-1]}.test"),
+            f"{LOOPBACK}:{postfix.feed_port}",
+        ],
+        check=True,
+        timeout=_TIMEOUT,
+        cwd="/",
+    )
+    return time.monotonic() - began
+
+
+def _drain(postfix: Postfix) -> None:
+    wait_until(lambda: not postfix.queue(), timeout=_TIMEOUT, what="an empty queue")
