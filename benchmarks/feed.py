@@ -30,10 +30,10 @@ from testbed.processes import Process, find_program, wait_until
 
 NAME: Final = "feed"
 _CAMPAIGN: Final = "spring-sale"
-_MESSAGES: Final = 6_000
+_MESSAGES: Final = 15_000
 _SIZE: Final = 5_000
 """Octets of a message, within a few, in either half."""
-_REPEATS: Final = 5
+_REPEATS: Final = 3
 _TIMEOUT: Final = 120.0
 
 _LINE: Final = '<tr><td class="line">All that grows and blooms has come to the shop with the spring.</td></tr>\n'

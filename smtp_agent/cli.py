@@ -1,6 +1,5 @@
 """The command line `fairpost-agent`."""
 
-import asyncio
 import os
 import time
 from contextlib import suppress
@@ -10,6 +9,7 @@ from typing import Final, NoReturn
 import click
 import msgspec
 import psycopg
+import uvloop
 from prometheus_client import start_http_server
 
 from contract import console
@@ -67,7 +67,7 @@ def run(context: click.Context) -> None:
         raise CommandError(
             f"metrics: {settings.metrics_host}:{settings.metrics_port}: {error.strerror}; set metrics_port"
         ) from None
-    asyncio.run(run_agent(settings, Notifier.from_environment(os.environ, os.getpid())))
+    uvloop.run(run_agent(settings, Notifier.from_environment(os.environ, os.getpid())))
 
 
 @cli.command()

@@ -6,7 +6,7 @@ Commands may be written in groups (RFC 2920): the replies come in their order, a
 import asyncio
 import re
 from collections import deque
-from typing import Final
+from typing import Final, cast
 
 from msgspec import Struct
 
@@ -82,8 +82,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Of asyncio.Protocol."""
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101  it is a socket's
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # it is a socket's
 
     def data_received(self, data: bytes) -> None:
         """Of asyncio.Protocol."""

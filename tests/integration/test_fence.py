@@ -103,13 +103,17 @@ class Log:
         lines = records(map(encode, self._new_lines()), DELIVERY_LOG)
         assert await self._tracking.track(lines, datetime.now(UTC)) == []
 
+    async def _track_and_judge(self) -> None:
+        """As a tracker does, which also judges what is confirmed after its line was read."""
+        await self.track()
+        async with self._house.post.worker.connection() as connection:
+            await judge_fences(connection)
+
     async def judged(self, number: int = 1) -> None:
         """Tracks until as many fences are judged."""
 
         async def reached() -> bool:
-            await self.track()
-            async with self._house.post.worker.connection() as connection:
-                await judge_fences(connection)
+            await self._track_and_judge()
             query = "SELECT count(*) FROM fences WHERE judged_at IS NOT NULL"
             return int(await fetch_one(self._house.post.owner, query)) >= number
 
@@ -119,7 +123,7 @@ class Log:
         """Tracks until the messages have these states."""
 
         async def reached() -> bool:
-            await self.track()
+            await self._track_and_judge()
             return await self._house.post.states() == states
 
         try:
@@ -353,20 +357,22 @@ class Cut:
         from_postfix, to_postfix = await asyncio.open_connection(LOOPBACK, self._port)
         back = asyncio.create_task(self._copy(from_postfix, writer))
         tail = b""
-        while data := await reader.read(65536):
-            tail = (tail + data)[-len(b"\r\n.\r\n") - len(data) :]
-            if self._armed and b"\r\n.\r\n" in tail:
-                self._armed = False
-                back.cancel()
-                if self._passes:
+        try:
+            with suppress(OSError):
+                while data := await reader.read(65536):
+                    tail = (tail + data)[-len(b"\r\n.\r\n") - len(data) :]
+                    if self._armed and b"\r\n.\r\n" in tail:
+                        self._armed = False
+                        back.cancel()
+                        if self._passes:
+                            to_postfix.write(data)
+                            await to_postfix.drain()
+                        writer.transport.abort()
+                        return
                     to_postfix.write(data)
-                    with suppress(OSError):
-                        await to_postfix.drain()
-                writer.transport.abort()
-                to_postfix.close()
-                return
-            to_postfix.write(data)
-        to_postfix.close()
+        finally:
+            # A session that lived on would hold the fence up.
+            to_postfix.close()
 
     @staticmethod
     async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -386,6 +392,7 @@ async def test_a_living_agent_in_doubt(
     ids = await house.plan(40, "one.test", "two.test", campaign_id=campaign_id)
     cut = Cut(house.instance.feed_port, passes=passes)
     async with cut.open(), house.running(feed_port=cut.port):
+        await log.judged(2)
         await log.settled(dict.fromkeys(ids, "sent"))
     query = "SELECT reason, given_back, uncertain FROM fences ORDER BY asked_at"
     fences = await fetch(house.post.owner, query)
