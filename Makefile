@@ -26,8 +26,8 @@ demo: setup ## Campaigns through real Kafka, Postgres and Postfix, on this machi
 	@$(BIN)/python -m testbed.demo $(if $(KEEP),--keep)
 
 .PHONY: test
-test: setup lint ## All tests, on real services
-	@$(BIN)/python -m pytest tests/unit tests/integration tests/acceptance tests/chaos
+test: setup lint ## All tests, on real services (LONG=1: those too that take minutes each)
+	@$(BIN)/python -m pytest $(if $(LONG),-m "long or not long") tests/unit tests/integration tests/acceptance tests/chaos
 
 .PHONY: chaos
 chaos: setup ## kill -9 while mail flows, and every promise checked (ONLY=processor or agent, SEED=n, SEEDS=n in a row)

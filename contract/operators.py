@@ -13,6 +13,8 @@ import idna
 import msgspec
 from msgspec import Meta, Struct
 
+from contract.transport_settings import TransportError, check_transport
+
 OTHER: Final = "other"
 """The operator of every domain that no other operator names."""
 
@@ -119,6 +121,10 @@ def _check(path: Path, operators: tuple[Operator, ...]) -> None:
         if operator.name in names:
             raise OperatorsError(f"{path}: operator {operator.name!r} stands there twice")
         names.add(operator.name)
+        try:
+            check_transport(operator.name, operator.transport)
+        except TransportError as error:
+            raise OperatorsError(f"{path}: {error}") from None
         if operator.name == OTHER and operator.domains:
             raise OperatorsError(f"{path}: operator {OTHER!r} takes the rest: it names no domains")
         if operator.name != OTHER and not operator.domains:

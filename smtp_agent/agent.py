@@ -30,8 +30,8 @@ from smtp_agent.fence import Fence, Gate
 from smtp_agent.handover import Handover
 from smtp_agent.lanes import BATCH_SECONDS, Lane, Workshop
 from smtp_agent.notify import NOBODY, Notifier, telling
-from smtp_agent.pacing import WINDOW, Pace, Retries
-from smtp_agent.postfix import Postfix, read_postfix
+from smtp_agent.pacing import WINDOW, Pace, Retries, resume
+from smtp_agent.postfix import Postfix, feed_processes, read_postfix
 from smtp_agent.pulse import Pulse
 from smtp_agent.reporting import Reporter
 from smtp_agent.settings import AgentSettings
@@ -287,10 +287,7 @@ class Agent:
             metrics.RETRIES_TAKEN_OFF.labels(name).inc(taken)
 
     async def _pace(self, operator: str, limit: int | None) -> Pace:
-        """A pace whose window holds what a former run of this agent handed over.
-
-        A batch counts from its end, which is as late as a batch may take.
-        """
+        """A pace whose window holds what a former run of this agent handed over."""
 
         async def read() -> list[TupleRow]:
             values = (self._settings.instance, operator, WINDOW + BATCH_SECONDS)
@@ -298,11 +295,7 @@ class Agent:
                 return await (await connection.execute(_RECENT, values)).fetchall()
 
         rows = await outlast("window", read, is_outage)
-        now = time.monotonic()
-        pace = Pace(limit, now)
-        pace.refill([(now - age + BATCH_SECONDS, count) for age, count in rows[:-1]])
-        pace.refill([(now, count) for _, count in rows[-1:]])
-        return pace
+        return resume(limit, [(age, count) for age, count in rows], time.monotonic(), BATCH_SECONDS)
 
     async def _read_operators(self) -> list[OperatorLimit]:
         await self._register(starting=False)
@@ -360,6 +353,27 @@ def lock_instance(directory: Path, instance: str) -> IO[str]:
     return file
 
 
+def check_feed_processes(settings: AgentSettings) -> None:
+    """Whether the feed service has as many processes as the agent has connections, without which no fence proves anything.
+
+    Raises:
+        AgentError: it has not; the text says what to change.
+        PostfixError: Postfix's configuration cannot be read.
+    """
+    host, port = settings.feed_host, settings.feed_port
+    found = feed_processes(settings.postfix_config_directory, host, port)
+    if found is None:
+        raise AgentError(
+            f"{settings.postfix_config_directory}/master.cf: no service {host}:{port}; add the feed of"
+            " deploy/postfix/master.cf, or set feed_host and feed_port as it stands there"
+        )
+    if found != settings.feed_connections:
+        raise AgentError(
+            f"{settings.postfix_config_directory}/master.cf: {host}:{port} has a maxproc of {found}, but feed_connections"
+            f" is {settings.feed_connections}; make them equal"
+        )
+
+
 async def run_agent(settings: AgentSettings, notifier: Notifier = NOBODY) -> None:
     """Runs until SIGTERM, SIGINT or a request to drain, then drains: every chunk is given back at a batch's end.
 
@@ -375,6 +389,7 @@ async def run_agent(settings: AgentSettings, notifier: Notifier = NOBODY) -> Non
     if settings.fail_points:
         logger.warning("fail points are set: this agent will kill itself; for tests only")
     postfix = read_postfix(settings.postfix_config_directory)
+    check_feed_processes(settings)
     with lock_instance(settings.lock_directory, settings.instance):
         pool = await open_pool(
             settings.database.get_secret_value(), f"fairpost agent {settings.instance}", size=8

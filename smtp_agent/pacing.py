@@ -4,15 +4,23 @@ Two rules hold together. *Even spacing*: a hand-over every 60/limit seconds, wit
 allowance, so that what a poll or a slow Postfix delayed is made up for. *The hard window*: the
 n-th hand-over starts no sooner than 60 s after the (n - limit)-th had ended, so that no 60 s of
 Postfix's log, wherever they begin, hold more than `limit`, whatever happened to the spacing.
+
+Both are a little longer than a minute: with batches that take up to half a second at least 99% of
+the limit are used.
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
-WINDOW: Final = 60.0
-"""Seconds for which a hand-over counts against the limit."""
+WINDOW: Final = 60.1
+"""Seconds for which a hand-over counts against the limit: a minute, and by how much longer Postfix
+takes to deliver one message than another, so that a minute of the operator's holds no more either."""
+
+_PERIOD: Final = 60.25
+"""Seconds over which the limit is spread: what a hand-over takes longer than the window, which would
+otherwise decide each time, and so repeat for ever what was uneven once."""
 
 MAXIMUM_LIMIT: Final = 60_000
 """The largest limit a minute; also the most hand-overs that a pace remembers."""
@@ -97,7 +105,7 @@ class Pace:
         self._advance(now)
         if self._limit is None or (self._credit >= 1 and self._count < self._limit):
             return 0.0
-        spacing = (1 - self._credit) * WINDOW / self._limit
+        spacing = (1 - self._credit) * _PERIOD / self._limit
         return max(spacing, self._window_opens(self._limit) - self._now, 0.0) + _ROUNDING
 
     def settle(self, sent: int, now: float) -> None:
@@ -133,9 +141,9 @@ class Pace:
         elapsed = max(now - self._now, 0.0)
         self._now = max(now, self._now)
         if self._limit is not None:
-            a_second = self._limit / WINDOW
+            a_second = self._limit / _PERIOD
             self._credit = min(self._credit + elapsed * a_second, 1 + _CATCH_UP * a_second)
-            # The window forgets a debit after 60 s, and so must the spacing.
+            # The window forgets a debit after a minute, and so must the spacing.
             self._credit = max(self._credit, -float(self._limit))
         self._forget()
 
@@ -169,6 +177,27 @@ class Pace:
     def _require_batch(self, *, is_open: bool) -> None:
         if (self._batch > 0) != is_open:
             raise RuntimeError("no batch is open" if is_open else "the last batch is not settled")
+
+
+def resume(
+    limit: int | None, handovers: Sequence[tuple[float, int]], now: float, longest: float
+) -> Pace:
+    """A pace whose window holds what a former run handed over.
+
+    Args:
+        limit: hand-overs a minute.
+        handovers: age in seconds and size of each batch that was written ahead, the last one last. How it went is
+            unknown: all of it counts, from its latest end; the last one may still be on its way and counts from now.
+        now: seconds, by the clock of the pace.
+        longest: seconds from a batch's write-ahead to its latest end.
+
+    Raises:
+        ValueError: the limit is out of range.
+    """
+    pace = Pace(limit, now)
+    pace.refill((now - age + longest, count) for age, count in handovers[:-1])
+    pace.refill((now, count) for _, count in handovers[-1:])
+    return pace
 
 
 class Retries:

@@ -16,10 +16,23 @@ def test_check_tells_what_is_wrong_and_its_remedy(build: Build) -> None:
     house.publish_campaign("c")
     house.publish_due("c", ["a@gmail.test"])
     house.wait_for_states("c", {"sent": 1})
+    house.installation.fairpost_agent(host, "postfix-config", "--apply")
     connects = host.log.read_text().count("connect from")
     right = house.installation.fairpost_agent(host, "check")
     assert [line.split(":")[0] for line in right.stdout.splitlines()] == [
-        f"ok   {what}" for what in ("machine", "database", "postfix", "log", "feed", "fluentd")
+        f"ok   {what}"
+        for what in (
+            "machine",
+            "database",
+            "operators",
+            "postfix",
+            "queue",
+            "log",
+            "maxproc",
+            "transports",
+            "feed",
+            "fluentd",
+        )
     ]
     assert host.log.read_text().count("connect from") == connects
 

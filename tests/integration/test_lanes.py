@@ -664,6 +664,24 @@ async def test_a_second_agent_of_an_instance_ends(house: House, tmp_path: Path) 
     lock_instance(tmp_path, house.name).close()
 
 
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        (
+            {"feed_connections": 4},
+            r"has a maxproc of 5, but feed_connections is 4; make them equal$",
+        ),
+        ({"feed_port": 1}, r"master\.cf: no service 127\.0\.0\.1:1; add the feed of "),
+    ],
+)
+async def test_the_feed_service_is_the_agents_own(
+    house: House, changes: dict[str, int], complaint: str
+) -> None:
+    """An agent whose connections are not the feed service's processes does not start: its fences would prove nothing."""
+    with pytest.raises(AgentError, match=complaint):
+        await run_agent(house.settings(**changes))
+
+
 async def test_a_lock_that_cannot_be_made(house: House, tmp_path: Path) -> None:
     """Where the lock cannot be made the setting is named."""
     with pytest.raises(AgentError, match=r": No such file or directory; set lock_directory$"):

@@ -110,7 +110,7 @@ name = "gmail"
 domains = ["GMail.com", "googlemail.com."]
 per_minute = 350
 tie_break = "rotate"
-transport = { destination_concurrency_limit = 5, syslog_name = "postfix-a/gmail" }
+transport = { destination_concurrency_limit = 5, smtp_connect_timeout = "30s" }
 
 [[operator]]
 name = "koeln_net"
@@ -128,7 +128,7 @@ def test_a_file_of_operators(tmp_path: Path) -> None:
             ("gmail.com", "googlemail.com"),
             350,
             "rotate",
-            {"destination_concurrency_limit": 5, "syslog_name": "postfix-a/gmail"},
+            {"destination_concurrency_limit": 5, "smtp_connect_timeout": "30s"},
         ),
         Operator("koeln_net", ("xn--kln-sna.example",)),
         Operator(OTHER),

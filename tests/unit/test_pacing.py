@@ -10,9 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smtp_agent.pacing import MAXIMUM_LIMIT, WINDOW, Pace, Retries
+from smtp_agent.pacing import MAXIMUM_LIMIT, WINDOW, Pace, Retries, resume
 
 POLL = 0.2
+LARGEST_BATCH = 500
+"""Of a lane whose Postfix takes as much within a second."""
+CATCH_UP = 2.0
+"""Seconds' worth that may be made up for at once."""
 START = datetime(2024, 5, 1, tzinfo=UTC)
 LIMITS = [1, 2, 7, 59, 60, 61, 350, 1_000, 6_000, 60_000]
 
@@ -30,17 +34,18 @@ def work(
     *,
     begin: float,
     until: float,
-    duration: Callable[[], float] = lambda: 0.0,
+    duration: Callable[[], float] = lambda: 0.01,
     at_most: int = 10_000,
 ) -> list[Batch]:
-    """What a lane with endless work hands over, polling, each batch taking `duration()` s."""
+    """What a lane with endless work hands over, each batch taking `duration()` s."""
     batches = []
     now = begin
     while now < until:
-        count = pace.take(now, at_most)
-        if count == 0:
-            now += POLL
+        if (wait := pace.wait(now)) > 0:
+            now += min(wait, POLL)
             continue
+        count = pace.take(now, at_most)
+        assert count > 0
         end = now + duration()
         pace.settle(count, end)
         batches.append(Batch(now, end, count))
@@ -65,16 +70,34 @@ def assert_window_holds(batches: list[Batch], limit: int) -> None:
 
 
 @pytest.mark.parametrize("limit", LIMITS)
-@pytest.mark.parametrize("longest", [0.0, 0.05, 0.2, 0.5])
+@pytest.mark.parametrize("longest", [0.02, 0.2, 0.5])
 def test_ten_minutes_use_99_percent_and_never_more(limit: int, longest: float) -> None:
-    """Ten minutes of work at 0.2 s polls use at least 99% of the limit, and no window exceeds it."""
+    """Ten minutes of batches as lanes make them use at least 99% of the limit, and no window exceeds it.
+
+    Postfix and Postgres are slow for them, each differently.
+    """
     clock = random.Random(limit)
     pace = Pace(limit, 1_000_000.0)
     batches = work(
-        pace, begin=1_000_000.0, until=1_000_600.0, duration=lambda: clock.uniform(0, longest)
+        pace,
+        begin=1_000_000.0,
+        until=1_000_600.0,
+        duration=lambda: clock.uniform(0.005, longest),
+        at_most=LARGEST_BATCH,
     )
     assert_window_holds(batches, limit)
     assert total(batches, 0, 1_000_600.0) >= 0.99 * limit * 10
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_no_drift_in_hours_of_slow_batches(limit: int) -> None:
+    """Where all batches take half a second, the third hour holds as much as the first: 98% of the limit and more."""
+    pace = Pace(limit, 0.0)
+    batches = work(pace, begin=0, until=3 * 3_600, duration=lambda: 0.5)
+    assert_window_holds(batches, limit)
+    hours = [total(batches, begin, begin + 3_600) for begin in range(0, 3 * 3_600, 3_600)]
+    assert hours == pytest.approx([hours[0]] * 3, rel=0.001, abs=1)
+    assert min(hours) >= 0.98 * 60 * limit
 
 
 @settings(deadline=None, max_examples=50)  # simulates five minutes each time
@@ -110,11 +133,46 @@ def test_even_within_the_minute(limit: int) -> None:
             assert total(batches, begin, begin + 10) == pytest.approx(limit / 6, rel=0.25, abs=1)
 
 
+@settings(deadline=None, max_examples=50)  # simulates five minutes each time
+@given(
+    limit=st.integers(1, MAXIMUM_LIMIT),
+    seconds=st.floats(0.1, 30),
+    stalls=st.floats(0, 0.3),
+    seed=st.integers(0, 2**32),
+)
+def test_no_burst_after_stalls(limit: int, seconds: float, stalls: float, seed: int) -> None:
+    """However batches are held up, some seconds let start no more than their worth, the catch-up and one."""
+    clock = random.Random(seed)
+
+    def duration() -> float:
+        return clock.uniform(5, 30) if clock.random() < stalls else clock.uniform(0.02, 1)
+
+    batches = work(Pace(limit, 0.0), begin=0, until=300, duration=duration)
+    most = 1 + (seconds + CATCH_UP) * limit / 60
+    oldest = within = 0
+    for batch in batches:
+        while batch.start - batches[oldest].start >= seconds:
+            within -= batches[oldest].handed
+            oldest += 1
+        within += batch.handed
+        assert within <= most + 1e-6
+
+
+@pytest.mark.parametrize("limit", [60, 350, 1_000, 6_000, 60_000])
+def test_seconds_are_even(limit: int) -> None:
+    """While nothing is held up for long, no second holds more than half above its worth, and one."""
+    clock = random.Random(limit)
+    pace = Pace(limit, 0.0)
+    batches = work(pace, begin=0, until=300, duration=lambda: clock.uniform(0.01, 0.1))
+    for begin in range(300):
+        assert total(batches, begin, begin + 1) <= 1.5 * limit / 60 + 1
+
+
 @pytest.mark.parametrize("limit", LIMITS)
 def test_catch_up_after_a_stall_is_small(limit: int) -> None:
     """After an idle hour at most one hand-over and 2 s worth of spacing go at once."""
     pace = Pace(limit, 0.0)
-    assert 1 <= pace.take(3_600, 10**6) <= 1 + limit / 30
+    assert 1 <= pace.take(3_600, 10**6) <= 1 + CATCH_UP * limit / 60
 
 
 @pytest.mark.parametrize("limit", LIMITS)
@@ -130,7 +188,7 @@ def test_short_stalls_lose_nothing(limit: int) -> None:
 
 @pytest.mark.parametrize("limit", [1, 7, 350])
 def test_no_drift_in_a_day(limit: int) -> None:
-    """Who sleeps what `wait` says uses the whole limit all day, the last hour like the first."""
+    """Who sleeps what `wait` says uses 99.5% of the limit all day, the last hour like the first."""
     pace = Pace(limit, 0.0)
     now = 0.0
     batches = []
@@ -139,8 +197,9 @@ def test_no_drift_in_a_day(limit: int) -> None:
         pace.settle(batches[-1].handed, now)
         now += pace.wait(now)
     assert all(batch.handed > 0 for batch in batches)
-    assert total(batches, 0, 3_600) == pytest.approx(60 * limit, abs=1)
-    assert total(batches, 23 * 3_600, 24 * 3_600) == pytest.approx(60 * limit, abs=1)
+    first, last = total(batches, 0, 3_600), total(batches, 23 * 3_600, 24 * 3_600)
+    assert first >= 0.995 * 60 * limit
+    assert last == pytest.approx(first, abs=1)
 
 
 OPERATIONS = st.lists(
@@ -193,7 +252,7 @@ def test_raised_limit_brings_no_burst() -> None:
     pace.limit = 6_000
     batches = work(pace, begin=120, until=180)
     assert batches[0].handed <= 2 + POLL * 100
-    assert total(batches, 120, 121) == pytest.approx(100, abs=5)
+    assert total(batches, 120, 121) == pytest.approx(100, abs=5 + POLL * 100)
     assert total(batches, 120, 180) == pytest.approx(6_000 - 60, rel=0.02)
 
 
@@ -215,7 +274,7 @@ def test_limit_after_none_counts_what_went_before() -> None:
     pace.settle(500, 11)
     assert pace.wait(11) == 0
     pace.limit = 100
-    assert pace.wait(12) == pytest.approx(59, abs=1e-3)
+    assert pace.wait(12) == pytest.approx(WINDOW - 1, abs=1e-3)
     pace.limit = None
     assert pace.take(12, 7) == 7
 
@@ -225,22 +284,63 @@ def test_refill_restores_the_window() -> None:
     pace = Pace(60, 1_000.0)
     pace.refill([(990.0, 20), (950.0, 30), (999.0, 10), (900.0, 60)])
     assert pace.take(1_000, 1) == 0
-    assert pace.wait(1_000) == pytest.approx(10, abs=1e-3)
-    assert pace.take(1_010.1, 100) == 3
-    pace.settle(3, 1_010.1)
-    assert total(work(pace, begin=1_010.1, until=1_049.9), 0, 1_049.9) == 27
+    assert pace.wait(1_000) == pytest.approx(WINDOW - 50, abs=1e-3)
+    assert pace.take(1_010.2, 100) == 2
+    pace.settle(2, 1_010.2)
+    assert total(work(pace, begin=1_010.2, until=1_049.9), 0, 1_049.9) == 28
 
 
 def test_refill_from_the_future_counts_as_now() -> None:
     """A time that another clock put ahead does not keep the lane waiting for it."""
     pace = Pace(60, 1_000.0)
     pace.refill([(2_000.0, 60)])
-    assert pace.wait(1_000) == pytest.approx(60, abs=1e-3)
+    assert pace.wait(1_000) == pytest.approx(WINDOW, abs=1e-3)
+
+
+@settings(deadline=None, max_examples=50)  # simulates five minutes each time
+@given(
+    limit=st.integers(1, MAXIMUM_LIMIT),
+    longest=st.floats(0.05, 1),
+    lives=st.floats(0.5, 60),
+    away=st.floats(0, 30),
+    seed=st.integers(0, 2**32),
+)
+def test_window_holds_through_restarts(
+    limit: int, longest: float, lives: float, away: float, seed: int
+) -> None:
+    """Killed again and again, also within a batch, no 60 s hold more than the limit."""
+    clock = random.Random(seed)
+    written: list[tuple[float, int]] = []
+    batches: list[Batch] = []
+    now = 0.0
+    while now < 300:
+        recent = [(now - at, n) for at, n in written if now - at < WINDOW + longest]
+        pace = resume(limit, recent, now, longest)
+        end = now + clock.uniform(0, lives)
+        for batch in work(
+            pace, begin=now, until=end, duration=lambda: clock.uniform(0.005, longest)
+        ):
+            written.append((batch.start + clock.uniform(0, 0.005), batch.handed))
+            # What of it Postfix got after the kill, it never got.
+            batches.append(batch._replace(end=min(batch.end, end)))
+        now = end + clock.uniform(0, away)
+    assert_window_holds(batches, limit)
+
+
+def test_a_restart_costs_its_own_time() -> None:
+    """A restart of 3 s costs no more than what 3 s are worth, and the last batch's time in the window."""
+    pace = Pace(600, 0.0)
+    batches = work(pace, begin=0, until=300)
+    rows = [(303 - batch.start, batch.handed) for batch in batches]
+    again = work(resume(600, rows, 303.0, 1.0), begin=303, until=600)
+    assert_window_holds(batches + again, 600)
+    assert total(batches + again, 0, 600) >= 0.99 * 6_000 - 3 * 10
 
 
 def test_unsent_goes_back() -> None:
     """What of a batch was not sent may go at once."""
     pace = Pace(60, 0.0)
+    pace.limit = 90
     assert pace.take(100, 10) == 3
     pace.settle(1, 100)
     assert pace.take(100, 10) == 2
@@ -253,9 +353,9 @@ def test_batch_counts_from_its_end() -> None:
     pace = Pace(1, 0.0)
     assert pace.take(0, 1) == 1
     pace.settle(1, 25)
-    assert pace.wait(25) == pytest.approx(60, abs=1e-3)
-    assert pace.take(84.999, 1) == 0
-    assert pace.take(85, 1) == 1
+    assert pace.wait(25) == pytest.approx(WINDOW, abs=1e-3)
+    assert pace.take(25 + WINDOW - 0.001, 1) == 0
+    assert pace.take(25 + WINDOW + 1e-6, 1) == 1
 
 
 def test_retries_are_taken_off() -> None:
@@ -272,7 +372,7 @@ def test_retries_delay_the_next() -> None:
     """Ten retries at 60 a minute take the place of the next ten seconds' hand-overs."""
     pace = Pace(60, 0.0)
     pace.debit(10, 0)
-    assert pace.wait(0) == pytest.approx(10, abs=1e-3)
+    assert pace.wait(0) == pytest.approx(10, rel=0.005)
 
 
 def test_many_retries_hold_back_a_minute_only() -> None:
@@ -297,7 +397,7 @@ def test_clock_going_backward_gives_nothing() -> None:
     assert pace.take(100, 5) == 1
     pace.settle(1, 100)
     assert pace.take(0, 5) == 0
-    assert pace.wait(0) == pytest.approx(1, abs=1e-3)
+    assert pace.wait(0) == pytest.approx(1, rel=0.005)
     assert pace.take(100.5, 5) == 0
     assert pace.take(101.1, 5) == 1
 
