@@ -32,7 +32,9 @@ def describe(testbed: Testbed) -> str:
 
 def main() -> None:
     """Run the testbed until SIGINT or SIGTERM."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # A shell starts what runs in the background with SIGINT ignored.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     with suppress(KeyboardInterrupt), Testbed() as testbed:
         print(describe(testbed), flush=True)
         print("ready; Ctrl-C stops it", flush=True)

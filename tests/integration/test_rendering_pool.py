@@ -351,7 +351,7 @@ async def test_an_agent_that_is_killed_leaves_no_process(tmp_path: Path) -> None
     program = tmp_path / "agent.py"
     program.write_text(
         dedent("""
-            import asyncio
+            import uvloop
             from tests.integration import test_rendering_pool as t
 
             async def main():
@@ -361,7 +361,7 @@ async def test_an_agent_that_is_killed_leaves_no_process(tmp_path: Path) -> None
                     await pool.render(t.content("d"), t.recipients("good"), t.DATE, t.FOREVER)
                     await pool.render(of, t.recipients("bad"), t.DATE, t.FOREVER)
 
-            asyncio.run(main())
+            uvloop.run(main())
         """)
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
