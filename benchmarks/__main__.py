@@ -16,6 +16,7 @@ from benchmarks import (
     due_to_send,
     fair_share,
     feed,
+    pace,
     planning,
     planning_growth,
     reservation,
@@ -38,6 +39,7 @@ BENCHMARKS: Final[dict[str, Callable[[Testbed], list[Measurement]]]] = {
     claim.NAME: claim.measure,
     fair_share.NAME: fair_share.measure,
     feed.NAME: feed.measure,
+    pace.NAME: pace.measure,
 }
 """Each measures on a testbed of Kafka and PostgreSQL, fsync on, and adds what else it needs."""
 

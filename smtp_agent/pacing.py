@@ -5,8 +5,8 @@ allowance, so that what a poll or a slow Postfix delayed is made up for. *The ha
 n-th hand-over starts no sooner than 60 s after the (n - limit)-th had ended, so that no 60 s of
 Postfix's log, wherever they begin, hold more than `limit`, whatever happened to the spacing.
 
-Both are a little longer than a minute: with batches that take up to half a second at least 99% of
-the limit are used.
+Both go by a little more than a minute. While batches take less than half a second, at least 99% of
+the limit are used; when each takes a whole one, as Postfix or Postgres is slow, 96.5%.
 """
 
 from collections import deque

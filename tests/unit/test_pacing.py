@@ -90,14 +90,15 @@ def test_ten_minutes_use_99_percent_and_never_more(limit: int, longest: float) -
 
 
 @pytest.mark.parametrize("limit", LIMITS)
-def test_no_drift_in_hours_of_slow_batches(limit: int) -> None:
-    """Where all batches take half a second, the third hour holds as much as the first: 98% of the limit and more."""
+@pytest.mark.parametrize(("seconds", "part"), [(0.1, 0.99), (0.5, 0.98), (1.0, 0.965)])
+def test_no_drift_in_hours_of_slow_batches(limit: int, seconds: float, part: float) -> None:
+    """However long each batch takes, the third hour holds as much as the first."""
     pace = Pace(limit, 0.0)
-    batches = work(pace, begin=0, until=3 * 3_600, duration=lambda: 0.5)
+    batches = work(pace, begin=0, until=3 * 3_600, duration=lambda: seconds)
     assert_window_holds(batches, limit)
     hours = [total(batches, begin, begin + 3_600) for begin in range(0, 3 * 3_600, 3_600)]
     assert hours == pytest.approx([hours[0]] * 3, rel=0.001, abs=1)
-    assert min(hours) >= 0.98 * 60 * limit
+    assert min(hours) >= part * 60 * limit
 
 
 @settings(deadline=None, max_examples=50)  # simulates five minutes each time
@@ -186,7 +187,7 @@ def test_short_stalls_lose_nothing(limit: int) -> None:
     assert total(batches, 0, 600) >= 0.99 * limit * 10 - 1
 
 
-@pytest.mark.parametrize("limit", [1, 7, 350])
+@pytest.mark.parametrize("limit", [1, 7, 60])
 def test_no_drift_in_a_day(limit: int) -> None:
     """Who sleeps what `wait` says uses 99.5% of the limit all day, the last hour like the first."""
     pace = Pace(limit, 0.0)
