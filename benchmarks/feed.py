@@ -11,22 +11,20 @@ a database of its own; its batches grow from ten messages.
 """
 
 import subprocess
-import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 from benchmarks.measurement import Measurement, Pair, compare
-from benchmarks.steps import AT, OPERATORS, Steps, open_steps, records
-from contract.events import CAMPAIGNS, CampaignScheduled, DueEmail, Template, encode
+from benchmarks.steps import OPERATORS, Steps, open_steps
+from contract.events import DueEmail, Template
 from testbed import Testbed
-from testbed.installation import AGENT_ROLE, FEED_CONNECTIONS
-from testbed.ports import LOOPBACK, accepts, reserve_port
+from testbed.fleet import Instance
+from testbed.installation import FEED_CONNECTIONS
+from testbed.ports import LOOPBACK
 from testbed.postfix import Postfix
-from testbed.processes import Process, find_program, wait_until
+from testbed.processes import find_program, wait_until
 
 NAME: Final = "feed"
 _CAMPAIGN: Final = "spring-sale"
@@ -51,7 +49,6 @@ _TEMPLATE: Final = Template(
 _SECONDS: Final = """
 SELECT extract(epoch FROM clock_timestamp() - min(claimed_at))::float8 FROM chunks
 HAVING bool_and(planned = 0 AND instance IS NULL)"""
-_RIPE: Final = "SELECT max(opened_at) < clock_timestamp() - interval '1 second' FROM chunks"
 _HANDED: Final = "SELECT count(*) FROM messages WHERE state = 'handed'"
 
 
@@ -75,7 +72,8 @@ def _repeat(testbed: Testbed, postfix: Postfix, number: int) -> list[Pair]:
     pairs = []
     for operators in (OPERATORS, OPERATORS[-1:]):
         name = f"{NAME}_{number}_{len(operators)}"
-        with open_steps(testbed, name) as steps, _running_agent(testbed, steps, postfix):
+        with open_steps(testbed, name) as steps:
+            steps.installation.start_agent(Instance(postfix.name, postfix, fluentd=None))
             value = _MESSAGES / _hand_over(steps, operators)
         _drain(postfix)
         pairs.append(Pair(value, _MESSAGES / _send(postfix)))
@@ -83,53 +81,15 @@ def _repeat(testbed: Testbed, postfix: Postfix, number: int) -> list[Pair]:
     return pairs
 
 
-@contextmanager
-def _running_agent(testbed: Testbed, steps: Steps, postfix: Postfix) -> Iterator[None]:
-    directory = steps.installation.directory
-    metrics_port = reserve_port()
-    environment = {
-        "FAIRPOST_INSTANCE": postfix.name,
-        "FAIRPOST_DATABASE": testbed.postgres.dsn(steps.installation.name, AGENT_ROLE),
-        "FAIRPOST_BOUNCE_DOMAIN": postfix.bounce_domain,
-        "FAIRPOST_FEED_PORT": str(postfix.feed_port),
-        "FAIRPOST_FEED_CONNECTIONS": str(FEED_CONNECTIONS),
-        "FAIRPOST_POSTFIX_CONFIG_DIRECTORY": str(postfix.config_directory),
-        "FAIRPOST_LOCK_DIRECTORY": str(directory),
-        "FAIRPOST_MACHINE_ID_FILE": str(directory / "machine-id"),
-        "FAIRPOST_FLUENTD_PORT": str(reserve_port()),
-        "FAIRPOST_METRICS_PORT": str(metrics_port),
-    }
-    process = Process(
-        "agent",
-        [str(Path(sys.executable).with_name("fairpost-agent")), "run"],
-        log=directory / "agent.log",
-        environment=environment,
-    )
-    process.start(lambda: accepts(metrics_port))
-    try:
-        yield
-    finally:
-        process.stop()
-
-
 def _hand_over(steps: Steps, operators: Sequence[str]) -> float:
     """Plans mail for these operators, lets it go, and answers how many seconds the agent took."""
     emails = [_email(number, operators[number % len(operators)]) for number in range(_MESSAGES)]
-    for start in range(0, _MESSAGES, steps.batch_size):
-        batch = emails[start : start + steps.batch_size]
-        steps.plan(steps.reserve(batch, offset=start))
+    steps.plan(steps.reserve(emails, offset=0))
+    steps.wait_until_ripe()
     # Nothing can be claimed before its campaign is known.
-    campaign = CampaignScheduled(
-        campaign_id=_CAMPAIGN,
-        name="Spring sale",
-        sender="Shop <shop@shop.example>",
-        scheduled_for=AT,
-        templates={"offer": _TEMPLATE},
-    )
+    steps.schedule(_CAMPAIGN, _TEMPLATE)
     seconds: list[float] = []
     with steps.installation.connect() as owner:
-        wait_until(lambda: owner.execute(_RIPE).fetchone() == (True,), timeout=10, what="chunks")
-        steps.run(steps.campaigns(records(CAMPAIGNS, [encode(campaign)])))
 
         def done() -> bool:
             seconds[:] = [row[0] for row in owner.execute(_SECONDS)]

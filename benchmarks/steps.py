@@ -12,7 +12,15 @@ from typing import Any, Final, TypeVar
 from pydantic import SecretStr
 
 from contract.database import Pool, open_pool
-from contract.events import DUE_EMAILS, SEND_EMAILS, DueEmail, encode
+from contract.events import (
+    CAMPAIGNS,
+    DUE_EMAILS,
+    SEND_EMAILS,
+    CampaignScheduled,
+    DueEmail,
+    Template,
+    encode,
+)
 from processor.campaigns import Campaigns
 from processor.consuming import Record
 from processor.emitting import Emission, Emitter
@@ -22,11 +30,14 @@ from processor.settings import ProcessorSettings
 from processor.tracking import Tracking
 from testbed import Testbed
 from testbed.installation import Installation, OperatorRule
+from testbed.processes import wait_until
 
 T = TypeVar("T")
 
 OPERATORS: Final = ("gmail", "outlook", "yahoo", "other")
 AT: Final = datetime(2026, 1, 1, tzinfo=UTC)
+
+_RIPE: Final = "SELECT max(opened_at) < clock_timestamp() - interval '1 second' FROM chunks"
 
 
 class Collector(Emitter):
@@ -88,6 +99,24 @@ class Steps:
         """Plans send events, batch after batch."""
         self.run(self.in_batches(self.planning, events))
         assert not self._emitter.take(), "an event was refused"
+
+    def schedule(self, campaign_id: str, offer: Template) -> None:
+        """Makes a campaign due, whose only template has the `email_key` "offer"."""
+        campaign = CampaignScheduled(
+            campaign_id=campaign_id,
+            name="Spring sale",
+            sender="Shop <shop@shop.example>",
+            scheduled_for=AT,
+            templates={"offer": offer},
+        )
+        self.run(self.campaigns(records(CAMPAIGNS, [encode(campaign)])))
+
+    def wait_until_ripe(self) -> None:
+        """Waits until every chunk is old enough to be claimed."""
+        with self.installation.connect() as owner:
+            wait_until(
+                lambda: owner.execute(_RIPE).fetchone() == (True,), timeout=10, what="chunks"
+            )
 
     async def in_batches(
         self, step: Callable[[Sequence[Record]], Awaitable[object]], events: Sequence[Record]

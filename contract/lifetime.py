@@ -25,7 +25,7 @@ async def live(
     Args:
         stop: tells the works to return; those that have not `grace` seconds later are cancelled.
         works: each looks at `stop` itself. The first that fails cancels the others, and its error is raised.
-        grace: seconds.
+        grace: seconds; 0 for works without an end of their own, which may be cut off anywhere.
     """
     tasks = [asyncio.create_task(work) for work in works]
     reaper = asyncio.create_task(_cancel_late(stop, tasks, grace))
@@ -39,20 +39,6 @@ async def live(
     for end in ends:
         if isinstance(end, Exception):
             raise end
-
-
-async def until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
-    """Does work that has no end of its own until told to stop; then it is cut off wherever it is."""
-    working = asyncio.create_task(work)
-    stopped = asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait({working, stopped}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        stopped.cancel()
-        working.cancel()
-        [end] = await asyncio.gather(working, return_exceptions=True)
-    if isinstance(end, Exception):
-        raise end
 
 
 async def _cancel_late(stop: asyncio.Event, tasks: list[asyncio.Task[None]], grace: float) -> None:

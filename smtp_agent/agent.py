@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import IO, Final
 
 from msgspec import Struct
-from prometheus_client import REGISTRY
 from psycopg.rows import TupleRow
 
 from contract.database import Pool, is_outage, open_pool
 from contract.fail_points import FailPoints
-from contract.lifetime import live, rest, stop_on_signals, until
+from contract.lifetime import live, rest, stop_on_signals
 from contract.outage import outlast
 from smtp_agent import metrics
 from smtp_agent.backlog import Backlog
@@ -30,7 +29,7 @@ from smtp_agent.fence import Fence, Gate
 from smtp_agent.handover import Handover
 from smtp_agent.lanes import BATCH_SECONDS, Lane, Workshop
 from smtp_agent.notify import NOBODY, Notifier, telling
-from smtp_agent.pacing import WINDOW, Pace, Retries, resume
+from smtp_agent.pacing import WINDOW, Pace, resume
 from smtp_agent.postfix import Postfix, feed_processes, read_postfix
 from smtp_agent.pulse import Pulse
 from smtp_agent.reporting import Reporter
@@ -92,7 +91,6 @@ class Agent:
         self._pool = pool
         self._stopping = stopping
         self._lanes: dict[str, Lane] = {}
-        self._retries: dict[str, Retries] = {}
         self._operator_of: dict[str, str] = {}
         self._gate = Gate()
         self._backlog = Backlog(postfix)
@@ -111,7 +109,6 @@ class Agent:
             settings.instance,
             postfix,
             self._feed,
-            port=settings.feed_port,
             bounce_domain=settings.bounce_domain,
             reporter=self._reporter,
             fail_points=self._fail_points,
@@ -133,7 +130,7 @@ class Agent:
             queue=self._backlog.held,
             queue_listed_at=self._backlog.listed_at,
             last_fence=FenceStatus(last.reason, last.asked_at, last.doubtful) if last else None,
-            feed_connections_open=int(REGISTRY.get_sample_value("fairpost_feed_connections") or 0),
+            feed_connections_open=self._feed.open_connections,
             drain_seconds=self._settings.drain_seconds,
             reports_dropped=self._reporter.dropped,
             lanes=tuple(self._lanes[name].status() for name in sorted(self._lanes)),
@@ -176,12 +173,12 @@ class Agent:
         )
         self._gate.demand("start")
         try:
-            await until(self._stopping, outlast("register", self._register_start, is_outage))
+            register = outlast("register", self._register_start, is_outage)
+            await live(self._stopping, register, grace=0)
             await live(
                 self._stopping,
                 self._serve(workshop),
-                until(self._stopping, self._keep_fenced()),
-                until(self._stopping, self._audit()),
+                live(self._stopping, self._keep_fenced(), self._audit(), grace=0),
                 self._backlog.watch(lambda: self._operator_of, self._stopping),
                 grace=settings.drain_seconds,
             )
@@ -252,10 +249,8 @@ class Agent:
         for name, limit in wanted.items():
             lane = self._lanes.get(name)
             if lane is None:
-                pace = await self._pace(name, limit)
-                lane = Lane(name, pace, workshop)
+                lane = Lane(name, await self._pace(name, limit), workshop)
                 self._lanes[name] = lane
-                self._retries[name] = Retries(pace)
                 task = tasks.create_task(lane.run(), name=f"lane {name}")
                 task.add_done_callback(partial(self._forget, name))
             elif lane.closed:
@@ -269,7 +264,7 @@ class Agent:
     def _forget(self, name: str, _: asyncio.Task[None]) -> None:
         # What a drain was too short for is still told.
         if not self._stopping.is_set():
-            del self._lanes[name], self._retries[name]
+            del self._lanes[name]
 
     async def _take_retries_off(self) -> None:
         """What Postfix tried again within the last minute is taken off the lanes' paces."""
@@ -282,8 +277,8 @@ class Agent:
         seen: dict[str, dict[datetime, int]] = {}
         for operator, at, number in await outlast("retries", read, is_outage):
             seen.setdefault(operator, {})[at] = number
-        for name, retries in self._retries.items():
-            taken = retries.take_off(seen.get(name, {}), time.monotonic())
+        for name, lane in self._lanes.items():
+            taken = lane.retries.take_off(seen.get(name, {}), time.monotonic())
             metrics.RETRIES_TAKEN_OFF.labels(name).inc(taken)
 
     async def _pace(self, operator: str, limit: int | None) -> Pace:

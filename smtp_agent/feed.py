@@ -15,30 +15,7 @@ from contract.fail_points import AgentFailPoint, FailPoints
 from contract.outage import first_line
 from smtp_agent.rendering import Rendered
 from smtp_agent.sessions import FeedError, Session
-from smtp_agent.verdicts import (
-    NOT_BEGUN,
-    Accepted,
-    Declined,
-    InDoubt,
-    Refused,
-    Unsent,
-    Verdict,
-    loggable,
-)
-
-__all__ = [
-    "NOT_BEGUN",
-    "Accepted",
-    "Declined",
-    "Feed",
-    "FeedError",
-    "InDoubt",
-    "Refused",
-    "Unsent",
-    "Verdict",
-    "WholeFeed",
-    "loggable",
-]
+from smtp_agent.verdicts import NOT_BEGUN, Declined, Verdict
 
 _TURN: Final = 0.05
 """Seconds after which a batch lets another one have the session; it finishes what it has begun."""
@@ -63,14 +40,21 @@ class Feed:
         clock: Callable[[], float],
         fail_points: FailPoints[AgentFailPoint] | None = None,
     ) -> None:
+        self.port = port
         self._connections = connections
         self._clock = clock
         fail_points = fail_points or FailPoints({})
-        self._free = [Session(host, port, clock, fail_points) for _ in range(connections)]
+        self._sessions = [Session(host, port, clock, fail_points) for _ in range(connections)]
+        self._free = list(self._sessions)
         # First come, first served; used last, used next.
         self._turns = asyncio.Semaphore(connections)
         self._in_line = 0
         self._taking_all = asyncio.Lock()
+
+    @property
+    def open_connections(self) -> int:
+        """How many sessions are open, as far as is known."""
+        return sum(session.is_open for session in self._sessions)
 
     async def hand_over(self, messages: Sequence[Rendered], deadline: float) -> list[Verdict]:
         """Gives messages to Postfix; none is begun after the deadline, nor on a session that was lost.

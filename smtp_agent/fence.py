@@ -23,10 +23,11 @@ from contract.envelope import fence_sender
 from contract.fail_points import AgentFailPoint, FailPoints
 from contract.outage import outlast
 from smtp_agent import metrics
-from smtp_agent.feed import Feed, FeedError
+from smtp_agent.feed import Feed
 from smtp_agent.listing import list_queue
 from smtp_agent.postfix import Postfix, PostfixError, listeners
 from smtp_agent.reporting import Reporter
+from smtp_agent.sessions import FeedError
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +120,6 @@ class Fence:
         instance: the instance's name.
         postfix: its Postfix.
         feed: its sessions; their number is that of the feed service's processes, else nothing is proven.
-        port: of the feed service.
         bounce_domain: of the envelope senders.
         reporter: told of each fence.
         fail_points: where the agent may die.
@@ -132,7 +132,6 @@ class Fence:
         postfix: Postfix,
         feed: Feed,
         *,
-        port: int,
         bounce_domain: str,
         reporter: Reporter,
         fail_points: FailPoints[AgentFailPoint] | None = None,
@@ -141,7 +140,6 @@ class Fence:
         self._instance = instance
         self._postfix = postfix
         self._feed = feed
-        self._port = port
         self._bounce_domain = bounce_domain
         self._reporter = reporter
         self._fail_points = fail_points or FailPoints({})
@@ -188,12 +186,12 @@ class Fence:
         return self._tell(asked)
 
     def _check_listeners(self) -> None:
-        found = listeners(self._port)
+        found = listeners(self._feed.port)
         if found == 0:
-            raise FenceError(f"nothing listens on port {self._port}: Postfix is away")
+            raise FenceError(f"nothing listens on port {self._feed.port}: Postfix is away")
         if found > 1:
             raise FenceError(
-                f"{found} sockets listen on port {self._port}: smtpd processes of a killed Postfix are left"
+                f"{found} sockets listen on port {self._feed.port}: smtpd processes of a killed Postfix are left"
             )
 
     async def _store(self, token: str, reason: FenceReason, age: timedelta) -> Asked:

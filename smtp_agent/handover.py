@@ -19,10 +19,11 @@ from contract.events import Template
 from contract.fail_points import AgentFailPoint, FailPoints
 from contract.outage import outlast
 from smtp_agent.claims import Claim
-from smtp_agent.feed import NOT_BEGUN, Declined, Feed, InDoubt, Refused, Unsent, Verdict
+from smtp_agent.feed import Feed
 from smtp_agent.postfix import Postfix
 from smtp_agent.rendering import Content, Recipient, Rendered
 from smtp_agent.rendering_pool import RenderingPool
+from smtp_agent.verdicts import NOT_BEGUN, Declined, InDoubt, Refused, Unsent, Verdict
 
 # The next messages of a claim become `handed`; the same batch number answers the same messages.
 _WRITE_AHEAD: Final = """
@@ -37,7 +38,6 @@ SELECT campaign_id, revision, sender, reply_to, templates, unsubscribe_url, head
   FROM campaigns WHERE campaign_id = %s"""
 
 BATCH: Final = "batch"
-EMPTY: Final = "empty"
 
 _CONTENTS: Final = 64
 """Campaigns whose content is kept: more than an instance has lanes."""

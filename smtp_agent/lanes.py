@@ -14,14 +14,14 @@ from smtp_agent import metrics
 from smtp_agent.backlog import Backlog
 from smtp_agent.claims import Claim, Claims
 from smtp_agent.declines import Declines
-from smtp_agent.feed import loggable
 from smtp_agent.fence import Gate
 from smtp_agent.handover import BATCH, Batch, HandedOver, Handover
-from smtp_agent.pacing import Pace
+from smtp_agent.pacing import Pace, Retries
 from smtp_agent.pulse import Pulse
 from smtp_agent.reporting import Reporter
 from smtp_agent.resistance import Resistance
 from smtp_agent.status import LaneState, LaneStatus
+from smtp_agent.verdicts import loggable
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +71,8 @@ class Lane:
     def __init__(self, operator: str, pace: Pace, workshop: Workshop) -> None:
         self.operator = operator
         self.pace = pace
+        self.retries = Retries(pace)
+        """Takes the retries that Postfix makes for the operator off the pace."""
         self._workshop = workshop
         self._claim: Claim | None = None
         # `a chunk`, `a slot`, `a fence`, `the backlog`, `Postfix` or `the pace`; None: nothing holds it up.

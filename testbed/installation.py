@@ -125,7 +125,10 @@ class Installation:
             "FAIRPOST_POSTFIX_CONFIG_DIRECTORY": str(instance.postfix.config_directory),
             "FAIRPOST_LOCK_DIRECTORY": str(self.directory),
             "FAIRPOST_MACHINE_ID_FILE": str(self.directory / "machine-id"),
-            "FAIRPOST_FLUENTD_PORT": str(instance.fluentd_port),
+            # Where the instance has no Fluentd, nobody listens.
+            "FAIRPOST_FLUENTD_PORT": str(
+                instance.fluentd_port if instance.fluentd else reserve_port()
+            ),
         }
 
     def fairpost(

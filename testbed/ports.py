@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import select
 import socket
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 LOOPBACK = "127.0.0.1"
 
@@ -31,3 +37,18 @@ def accepts(port: int, host: str = LOOPBACK) -> bool:
             return True
     except OSError:
         return False
+
+
+@contextmanager
+def silent_port() -> Iterator[int]:
+    """A port on which connections are neither taken nor refused, as a process that is stopped leaves it."""
+    with socket.socket() as server, ExitStack() as stack:
+        server.bind((LOOPBACK, 0))
+        server.listen(0)
+        while True:
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(server.getsockname())
+            if not select.select([], [filler], [], 0.2)[1]:
+                break
+        yield server.getsockname()[1]

@@ -12,7 +12,7 @@ import click
 from msgspec import Struct
 
 from contract import console
-from processor.cli.session import actor, json_option, settings_of, with_database
+from processor.cli.session import actor, json_option, limit_option, settings_of, with_database
 from processor.dead_letter_topic import DeadLetterError, DeadLetterTopic, StoredLetter, newest
 from processor.dead_letters import value_of
 from processor.publishing import Publisher
@@ -76,13 +76,7 @@ def dead_letters() -> None:
 @dead_letters.command("list")
 @_topic_option
 @_since_option
-@click.option(
-    "--limit",
-    type=click.IntRange(min=1),
-    default=100,
-    show_default=True,
-    help="How many at most.",
-)
+@limit_option
 @json_option
 @click.pass_context
 def list_(

@@ -3,7 +3,7 @@
 import click
 
 from contract import console
-from processor.cli.session import json_option, settings_of, with_database
+from processor.cli.session import json_option, limit_option, settings_of, with_database
 from processor.dispatches import count_unplanned, list_dispatches, list_unplanned
 from processor.settings import ProcessorSettings
 
@@ -17,13 +17,7 @@ from processor.settings import ProcessorSettings
     metavar="SECONDS",
     help="With --unplanned: only what was reserved at least so long ago.",
 )
-@click.option(
-    "--limit",
-    type=click.IntRange(min=1),
-    default=100,
-    show_default=True,
-    help="How many at most.",
-)
+@limit_option
 @json_option
 @click.pass_context
 def dispatches(

@@ -54,3 +54,11 @@ def actor() -> str:
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="One JSON array on standard output."
 )
+
+limit_option = click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    default=100,
+    show_default=True,
+    help="How many at most.",
+)

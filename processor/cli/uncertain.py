@@ -7,7 +7,7 @@ import click
 
 from contract import console
 from contract.states import MessageState
-from processor.cli.session import actor, json_option, settings_of, with_database
+from processor.cli.session import actor, json_option, limit_option, settings_of, with_database
 from processor.uncertain import Selection, Verdict, count_uncertain, list_uncertain, resolve
 
 _COLUMNS = (
@@ -56,13 +56,7 @@ def uncertain() -> None:
 @uncertain.command("list")
 @_instance_option
 @_campaign_option
-@click.option(
-    "--limit",
-    type=click.IntRange(min=1),
-    default=100,
-    show_default=True,
-    help="How many at most.",
-)
+@limit_option
 @json_option
 @click.pass_context
 def list_(

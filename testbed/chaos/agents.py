@@ -236,21 +236,8 @@ class Play:
 
     def perform(self, schedule: Schedule) -> None:
         """Does step after step; returns when all mail is published and everything is up and at ease."""
-        self.flow.open()
-        for step in schedule.steps:
-            self.step += 1
-            self.now = str(step.disturbance)
-            end = self.flow.records + step.records
-            match step.disturbance:
-                case EndLife(instance, life):
-                    self._await_fall(self.agents.places[instance], life, end)
-                    self.flow.publish(end)
-                    time.sleep(step.pause)
-                    self.agents.places[instance].kill(life)
-                case disturbance:
-                    self.flow.publish(end)
-                    time.sleep(step.pause)
-                    self._disturb(disturbance)
+        for disturbance in self.flow.follow(schedule.steps, self._begin):
+            self._disturb(disturbance)
 
     def settle(self, seconds: float) -> bool:
         """Waits until all is told and nothing has moved for a while; False: it does not come to an end."""
@@ -297,8 +284,16 @@ class Play:
         """Of anybody."""
         return self.agents.crashes + self.house.crashes
 
+    def _begin(self, disturbance: Disturbance, end: int) -> None:
+        self.step += 1
+        self.now = str(disturbance)
+        if isinstance(disturbance, EndLife):
+            self._await_fall(self.agents.places[disturbance.instance], disturbance.life, end)
+
     def _disturb(self, disturbance: Disturbance) -> None:
         match disturbance:
+            case EndLife(instance, life):
+                self.agents.places[instance].kill(life)
             case Freeze(instance) | Thaw(instance):
                 place = self.agents.places[instance]
                 place.signal(signal.SIGSTOP if isinstance(disturbance, Freeze) else signal.SIGCONT)
@@ -320,7 +315,7 @@ class Play:
                 self._trouble(disturbance)
             case Tell():
                 self.flow.tell()
-            case EndLife() | Nothing():
+            case Nothing():
                 pass
 
     def _trouble(self, disturbance: EndPostfix | StartPostfix | Rotate) -> None:

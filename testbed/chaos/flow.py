@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from testbed.processes import POLL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     from testbed.chaos.producer import Producer
+    from testbed.chaos.steps import Step
     from testbed.chaos.workload import Workload
+
+D = TypeVar("D")
 
 TRICKLE_SECONDS: Final = 0.5
 
@@ -35,6 +38,21 @@ class Flow:
         """Tells the first events of the campaigns."""
         for event in self._workload.openings:
             self._producer.tell(event)
+
+    def follow(self, steps: Sequence[Step[D]], begin: Callable[[D, int], None]) -> Iterator[D]:
+        """Publishes step after step; gives the disturbance of each when its pause is over.
+
+        Args:
+            steps: in order.
+            begin: called first in each, with its disturbance and the place up to which its records go.
+        """
+        self.open()
+        for step in steps:
+            end = self.records + step.records
+            begin(step.disturbance, end)
+            self.publish(end)
+            time.sleep(step.pause)
+            yield step.disturbance
 
     def tell(self) -> None:
         """Tells what becomes of a campaign next."""

@@ -27,7 +27,7 @@ from testbed.chaos.mail_hosts import (
     Up,
 )
 from testbed.chaos.schedule import Nothing, Tell
-from testbed.chaos.steps import Armed, Life, Step, spread
+from testbed.chaos.steps import Armed, Course, Life, Step, spread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,23 +42,7 @@ _MOODS_IN_TURN = tuple(name for other in MOODS if other != SLOW for name in (SLO
 _AHEAD = 0.4
 """This part of the mail is published first, so that every lane has work all the time."""
 
-
-@dataclass(frozen=True)
-class Schedule:
-    """All disturbances of a run.
-
-    Attributes:
-        lives: how each agent starts, life after life; after the last it is unarmed and left alone.
-        steps: in order.
-    """
-
-    lives: tuple[tuple[Life, ...], ...]
-    steps: tuple[Step[Disturbance], ...]
-
-    @property
-    def kills(self) -> int:
-        """How many agents die by SIGKILL."""
-        return sum(isinstance(step.disturbance, EndLife) for step in self.steps)
+Schedule = Course[Disturbance]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from contract.fail_points import WorkerFailPoint
-from testbed.chaos.steps import Armed, Life, Step, spread
+from testbed.chaos.steps import Armed, Course, Life, spread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -80,23 +80,7 @@ class Nothing:
 
 Disturbance = EndLife | Down | Up | Tell | Nothing
 
-
-@dataclass(frozen=True)
-class Schedule:
-    """All disturbances of a run.
-
-    Attributes:
-        lives: how each worker starts, life after life; after the last it is unarmed and left alone.
-        steps: in order.
-    """
-
-    lives: tuple[tuple[Life, ...], ...]
-    steps: tuple[Step[Disturbance], ...]
-
-    @property
-    def kills(self) -> int:
-        """How many workers die by SIGKILL."""
-        return sum(isinstance(step.disturbance, EndLife) for step in self.steps)
+Schedule = Course[Disturbance]
 
 
 def draw_schedule(

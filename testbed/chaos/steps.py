@@ -43,6 +43,24 @@ class Step(Generic[D]):
     pause: float
 
 
+@dataclass(frozen=True)
+class Course(Generic[D]):
+    """All disturbances of a run.
+
+    Attributes:
+        lives: how each process starts, life after life; after the last it is unarmed and left alone.
+        steps: in order; each life that is listed ends in one of them.
+    """
+
+    lives: tuple[tuple[Life, ...], ...]
+    steps: tuple[Step[D], ...]
+
+    @property
+    def kills(self) -> int:
+        """How many processes die by SIGKILL."""
+        return sum(map(len, self.lives))
+
+
 def spread(random: Random, steps: Sequence[tuple[D, float]], records: int) -> Iterator[Step[D]]:
     """Gives each disturbance and its pause a part of the records; the parts differ, and sum up."""
     bounds = list(accumulate((random.uniform(0.2, 1.8) for _ in steps), initial=0.0))

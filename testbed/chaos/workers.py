@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from testbed.chaos.schedule import Disturbance
     from testbed.installation import Running
     from testbed.kafka import Kafka
     from testbed.postgres import Postgres
@@ -159,21 +160,8 @@ class Play:
 
     def perform(self, schedule: Schedule) -> None:
         """Does step after step; returns when all mail is published and every service is up."""
-        self.flow.open()
-        for step in schedule.steps:
-            self.step += 1
-            self.now = str(step.disturbance)
-            end = self.flow.records + step.records
-            match step.disturbance:
-                case EndLife(worker, life):
-                    self._await_fall(worker, life, end)
-                    self.flow.publish(end)
-                    time.sleep(step.pause)
-                    self.crew.places[worker].kill(life)
-                case disturbance:
-                    self.flow.publish(end)
-                    time.sleep(step.pause)
-                    self._disturb(disturbance)
+        for disturbance in self.flow.follow(schedule.steps, self._begin):
+            self._disturb(disturbance)
 
     def settle(self) -> bool:
         """Waits until nothing moves any more; False: it does not come to an end."""
@@ -211,8 +199,16 @@ class Play:
             f"  published {self.producer.published:,}/{len(self.workload.records):,}  {counts}"
         )
 
-    def _disturb(self, disturbance: Down | Up | Tell | Nothing) -> None:
+    def _begin(self, disturbance: Disturbance, end: int) -> None:
+        self.step += 1
+        self.now = str(disturbance)
+        if isinstance(disturbance, EndLife):
+            self._await_fall(disturbance.worker, disturbance.life, end)
+
+    def _disturb(self, disturbance: Disturbance) -> None:
         match disturbance:
+            case EndLife(worker, life):
+                self.crew.places[worker].kill(life)
             case Down(service, hard):
                 target = self._service(service)
                 end = target.kill if hard else target.stop

@@ -1,15 +1,12 @@
 """Reports are for people's eyes: a Fluentd that hangs changes nothing of what is handed over."""
 
-import select
-import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from urllib.request import urlopen
 
 import pytest
 
 from testbed.installation import Running
-from testbed.ports import LOOPBACK
+from testbed.ports import silent_port
 from tests.acceptance.conftest import House
 
 Build = Callable[..., House]
@@ -21,17 +18,9 @@ CONTACTS = 200
 
 @pytest.fixture
 def silent_fluentd() -> Iterator[int]:
-    """A port on which connections are neither taken nor refused, as a process that is stopped leaves it."""
-    with socket.socket() as server, ExitStack() as stack:
-        server.bind((LOOPBACK, 0))
-        server.listen(0)
-        while True:
-            filler = stack.enter_context(socket.socket())
-            filler.setblocking(False)
-            filler.connect_ex(server.getsockname())
-            if not select.select([], [filler], [], 0.2)[1]:
-                break
-        yield server.getsockname()[1]
+    """The port of a Fluentd that hangs."""
+    with silent_port() as port:
+        yield port
 
 
 def dropped(agent: Running) -> float:

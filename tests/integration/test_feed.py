@@ -16,18 +16,18 @@ import pytest
 from contract.addresses import parse_address
 from contract.envelope import sender_of
 from smtp_agent import sessions
-from smtp_agent.feed import (
+from smtp_agent.feed import Feed
+from smtp_agent.rendering import Rendered
+from smtp_agent.sessions import FeedError
+from smtp_agent.verdicts import (
     Accepted,
     Declined,
-    Feed,
-    FeedError,
     InDoubt,
     Refused,
     Unsent,
     Verdict,
     loggable,
 )
-from smtp_agent.rendering import Rendered
 from testbed import Testbed
 from testbed.fleet import Instance
 from testbed.mailbox import MailboxOperator

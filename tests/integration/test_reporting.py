@@ -1,10 +1,9 @@
 """Reports: they reach Kafka through Fluentd, wait while it is away within bounds, and never hold anything up."""
 
 import logging
-import select
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from processor.settings import ProcessorSettings
 from smtp_agent.reporting import Reporter
 from testbed import Testbed
 from testbed.fluentd import Fluentd
-from testbed.ports import LOOPBACK, reserve_port
+from testbed.ports import LOOPBACK, reserve_port, silent_port
 from testbed.processes import wait_until
 from tests.conftest import TestTopics
 
@@ -210,21 +209,6 @@ def test_what_cannot_be_told_costs_itself_only(
 # ------------------------------------------------------------------ a Fluentd that hangs
 
 
-@contextmanager
-def silent_fluentd() -> Iterator[int]:
-    """A port on which connections are neither taken nor refused, as a process that is stopped leaves it."""
-    with socket.socket() as server, ExitStack() as stack:
-        server.bind((LOOPBACK, 0))
-        server.listen(0)
-        while True:
-            filler = stack.enter_context(socket.socket())
-            filler.setblocking(False)
-            filler.connect_ex(server.getsockname())
-            if not select.select([], [filler], [], 0.2)[1]:
-                break
-        yield server.getsockname()[1]
-
-
 def test_a_silent_fluentd_holds_nothing_up(
     counted: Callable[[], tuple[float, float]],
     caplog: pytest.LogCaptureFixture,
@@ -234,7 +218,7 @@ def test_a_silent_fluentd_holds_nothing_up(
     monkeypatch.setattr("smtp_agent.reporting._WAITING", 1_000)
     monkeypatch.setattr("smtp_agent.reporting._TIMEOUT", 20.0)
     monkeypatch.setattr("smtp_agent.reporting._CLOSING_SECONDS", 0.1)
-    with silent_fluentd() as port, reporting(port) as reporter:
+    with silent_port() as port, reporting(port) as reporter:
         for number in range(5_000):
             report(reporter, number)
         assert counted() == (0, 4_000)
@@ -260,7 +244,7 @@ def test_minutes_of_silence(
     monkeypatch.setattr("smtp_agent.reporting.FluentSender", Counting)
     monkeypatch.setattr("smtp_agent.reporting._TIMEOUT", 0.01)
     monkeypatch.setattr("smtp_agent.reporting._BACKOFF", (0.001, 0.002))
-    with silent_fluentd() as port, reporting(port) as reporter:
+    with silent_port() as port, reporting(port) as reporter:
         for number in range(10):
             report(reporter, number)
             wait_until(lambda n=number: tries > n, timeout=PATIENCE, what="a try")  # type: ignore[misc]
