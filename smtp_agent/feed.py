@@ -56,28 +56,34 @@ class Feed:
         """How many sessions are open, as far as is known."""
         return sum(session.is_open for session in self._sessions)
 
-    async def hand_over(self, messages: Sequence[Rendered], deadline: float) -> list[Verdict]:
-        """Gives messages to Postfix; none is begun after the deadline, nor on a session that was lost.
+    async def hand_over(
+        self, slices: AsyncIterator[Sequence[Rendered]], deadline: float
+    ) -> list[Verdict]:
+        """Gives messages to Postfix, each slice as it comes.
 
-        Nothing of a message but its envelope is sent after the deadline, however slowly Postfix answered before.
-        Batches that are handed over at the same time take turns, whatever their sizes. Answers a verdict a message, in
-        their order.
+        None is begun after the deadline, nor on a session that was lost. Nothing of a message but its envelope is sent
+        after the deadline, however slowly Postfix answered before. Batches that are handed over at the same time take
+        turns, whatever their sizes. Answers a verdict a message, in their order.
         """
-        batch = _Batch(messages, deadline)
+        batch = _Batch(self._connections, deadline)
         async with asyncio.TaskGroup() as tasks:
-            for _ in range(min(self._connections, len(messages))):
-                tasks.create_task(self._share(batch))
+            async for messages in slices:
+                batch.add(messages)
+                for _ in range(min(batch.sessions, len(batch.waiting))):
+                    batch.sessions -= 1
+                    tasks.create_task(self._share(batch))
         return batch.verdicts
 
     async def _share(self, batch: "_Batch") -> None:
-        goes_on = True
-        while goes_on and batch.waiting:
+        while batch.waiting:
             try:
                 await self._stand_in_line(batch.deadline - self._clock())
             except TimeoutError:
                 return
             async with self._first_free() as session:
-                goes_on = await self._take_turn(session, batch)
+                if not await self._take_turn(session, batch):
+                    return
+        batch.sessions += 1
 
     async def _take_turn(self, session: Session, batch: "_Batch") -> bool:
         """Sends one message of the batch after the other until there are none, or others wait; answers whether to go on."""
@@ -168,13 +174,25 @@ class Feed:
 
 
 class _Batch:
-    """Messages that are handed over together, and their verdicts so far."""
+    """Messages that are handed over together, and their verdicts so far.
 
-    def __init__(self, messages: Sequence[Rendered], deadline: float) -> None:
-        self.messages = messages
+    Attributes:
+        sessions: how many more it may use; one that was lost is not given back to it.
+        waiting: places of the messages that nobody has taken yet.
+    """
+
+    def __init__(self, sessions: int, deadline: float) -> None:
+        self.sessions = sessions
         self.deadline = deadline
-        self.verdicts: list[Verdict] = [NOT_BEGUN] * len(messages)
-        self.waiting = deque(range(len(messages)))
+        self.messages: list[Rendered] = []
+        self.verdicts: list[Verdict] = []
+        self.waiting: deque[int] = deque()
+
+    def add(self, messages: Sequence[Rendered]) -> None:
+        """Further messages, not begun."""
+        self.waiting.extend(range(len(self.messages), len(self.messages) + len(messages)))
+        self.messages.extend(messages)
+        self.verdicts.extend([NOT_BEGUN] * len(messages))
 
     def take(self) -> int | None:
         """The place of the next message."""

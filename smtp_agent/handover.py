@@ -7,7 +7,7 @@ of the message's own is the lane's to give back, or to reject.
 
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -139,34 +139,45 @@ class Handover:
             return HandedOver([], [], [], [], None)
         try:
             content = await self._content(claim.campaign_id, batch.revision)
-            # What is rendered late is not sent: the other half of the time is the feed's.
-            now = time.monotonic()
-            answers = await self._rendering.render(
-                content, batch.recipients, datetime.now(UTC), now + (deadline - now) / 2
-            )
         except Exception:
             dispatch_ids = [recipient.dispatch_id for recipient in batch.recipients]
             await self.give_back(claim.chunk_id, batch.handed_at, dispatch_ids)
             raise
-        ready: dict[int, Rendered] = {}
-        refused: list[Refusal] = []
-        for recipient, answer in zip(batch.recipients, answers, strict=False):
-            if isinstance(answer, str):
-                refused.append(Refusal(recipient.dispatch_id, batch.handed_at, None, answer))
-            else:
-                ready[recipient.dispatch_id] = answer
-        not_rendered = batch.recipients[len(answers) :]
-        verdicts = await self._feed.hand_over(list(ready.values()), deadline)
-        sorted_out = _sort_out(
-            [
-                *zip(ready, verdicts, strict=True),
-                *((recipient.dispatch_id, NOT_BEGUN) for recipient in not_rendered),
-            ],
-            batch.handed_at,
-            refused,
+        done = await self._render_and_feed(content, batch.recipients, batch.handed_at, deadline)
+        await self.give_back(claim.chunk_id, batch.handed_at, done.given_back)
+        return done
+
+    async def _render_and_feed(
+        self,
+        content: Content,
+        recipients: Sequence[Recipient],
+        handed_at: datetime,
+        deadline: float,
+    ) -> HandedOver:
+        """The first messages are fed while the others are rendered."""
+        # What is rendered late is not sent: the other half of the time is the feed's.
+        now = time.monotonic()
+        answers = self._rendering.render(
+            content, recipients, datetime.now(UTC), now + (deadline - now) / 2
         )
-        await self.give_back(claim.chunk_id, batch.handed_at, sorted_out.given_back)
-        return sorted_out
+        refused: list[Refusal] = []
+        fed: list[int] = []
+        to_render = iter(recipients)
+
+        async def ready() -> AsyncIterator[list[Rendered]]:
+            async for part in answers:
+                messages = []
+                for answer, recipient in zip(part, to_render, strict=False):
+                    if isinstance(answer, str):
+                        refused.append(Refusal(recipient.dispatch_id, handed_at, None, answer))
+                    else:
+                        fed.append(recipient.dispatch_id)
+                        messages.append(answer)
+                yield messages
+
+        verdicts = await self._feed.hand_over(ready(), deadline)
+        not_rendered = [(recipient.dispatch_id, NOT_BEGUN) for recipient in to_render]
+        return _sort_out([*zip(fed, verdicts, strict=True), *not_rendered], handed_at, refused)
 
     async def reject(self, refusals: Sequence[Refusal]) -> None:
         """Writes what will never leave as `rejected`; waits through outages, and may be repeated."""

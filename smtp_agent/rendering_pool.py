@@ -14,7 +14,7 @@ import sys
 import time
 from asyncio.subprocess import PIPE, Process
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Final
@@ -42,6 +42,8 @@ SLOW_SECONDS: Final = 0.1
 BATCH_OCTETS: Final = 32 * 2**20
 """Of a batch no more is rendered beyond this, so that the agent can hold what its lanes hand over."""
 
+_SLICE: Final = 50
+"""Messages that are asked for at once: a batch's first go out while its others are rendered."""
 _START_SECONDS: Final = 30.0
 """A process starts in a tenth of a second of CPU time."""
 _SILENCE_SECONDS: Final = 30.0
@@ -75,32 +77,32 @@ class RenderingPool:
 
     async def render(
         self, content: Content, recipients: Sequence[Recipient], date: datetime, deadline: float
-    ) -> list[Rendered | str]:
-        """Renders the messages of one campaign, in their order.
+    ) -> AsyncIterator[list[Rendered | str]]:
+        """Renders the messages of one campaign, in their order, and yields them slice by slice.
 
-        Answers to the first recipients: the message, or in one line why there is none for good. The others were not
+        Yields to the first recipients: the message, or in one line why there is none for good. The others were not
         rendered: the deadline (of the monotonic clock) came, they make too many octets together, or there is no
         rendering process, which is logged.
         """
-        answers: list[Rendered | str] = []
-        octets = 0
+        done = octets = 0
         try:
-            while len(answers) < len(recipients) and octets <= BATCH_OCTETS:
-                job = Job(content, recipients[len(answers) :], date)
-                made = await (
+            while done < len(recipients) and octets <= BATCH_OCTETS:
+                job = Job(content, recipients[done : done + _SLICE], date)
+                answers = await (
                     self._render_one(job, deadline)
                     if self._apart.get(content.campaign_id) == content.revision
                     else self._render_slice(job, deadline)
                 )
-                answers += made
+                done += len(answers)
                 octets += sum(
-                    len(answer.message) for answer in made if isinstance(answer, Rendered)
+                    len(answer.message) for answer in answers if isinstance(answer, Rendered)
                 )
+                if answers:
+                    yield answers
         except TimeoutError:
             pass
         except _NoProcessError as error:
             logger.error("no rendering process: %s", error)  # noqa: TRY400  the whole story
-        return answers
 
     async def _render_slice(self, job: Job, deadline: float) -> list[Rendered | str]:
         try:

@@ -141,6 +141,22 @@ def mail(recipient: str = "ann@feed.test", body: str = "Hello\r\n", **fields: bo
     )
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits for a condition, while the loop goes on."""
+    async with asyncio.timeout(PATIENCE):
+        while not await asyncio.to_thread(condition):  # noqa: ASYNC110  there is no event of a server
+            await asyncio.sleep(0.01)
+
+
+async def hand_over(feed: Feed, mails: list[Rendered], deadline: float) -> list[Verdict]:
+    """Hands a batch over that was rendered as a whole."""
+
+    async def at_once() -> AsyncIterator[list[Rendered]]:
+        yield mails
+
+    return await feed.hand_over(at_once(), deadline)
+
+
 def accepted(verdicts: list[Verdict]) -> list[str]:
     """The queue ids of messages that were all accepted."""
     queue_ids = [v.queue_id for v in verdicts if isinstance(v, Accepted) and v.queue_id]
@@ -156,7 +172,7 @@ async def test_messages_are_accepted_with_their_queue_ids(
 ) -> None:
     """Every message of a batch, in its order, gets the queue id under which Postfix then knows its sender, and arrives once."""
     mails = [mail() for _ in range(20)]
-    queue_ids = accepted(await feed.hand_over(mails, TOMORROW))
+    queue_ids = accepted(await hand_over(feed, mails, TOMORROW))
     expected = dict(zip(queue_ids, (m.sender for m in mails), strict=True))
     await asyncio.to_thread(
         wait_until, lambda: journal.queued() == expected, timeout=PATIENCE, what="queued messages"
@@ -168,23 +184,38 @@ async def test_messages_are_accepted_with_their_queue_ids(
 
 async def test_sessions_are_few_and_used_again(feed: Feed, journal: Journal) -> None:
     """Batches one after the other, and several at once, go over as many connections as were given, opened once."""
-    accepted(await feed.hand_over([mail()], TOMORROW))
+    accepted(await hand_over(feed, [mail()], TOMORROW))
     assert journal.connects() == 1
     for size in (2, 30):
-        accepted(await feed.hand_over([mail() for _ in range(size)], TOMORROW))
-    batches = [feed.hand_over([mail() for _ in range(10)], TOMORROW) for _ in range(4)]
+        accepted(await hand_over(feed, [mail() for _ in range(size)], TOMORROW))
+    batches = [hand_over(feed, [mail() for _ in range(10)], TOMORROW) for _ in range(4)]
     for verdicts in await asyncio.gather(*batches):
         accepted(verdicts)
     assert journal.connects() == 3
     assert journal.disconnects() == 0
 
 
+async def test_messages_go_out_while_others_are_rendered(feed: Feed, journal: Journal) -> None:
+    """The first slice of a batch is in Postfix's queue before the second is there to be sent; verdicts keep the order."""
+    first, second = [mail() for _ in range(2)], [mail() for _ in range(7)]
+
+    async def slices() -> AsyncIterator[list[Rendered]]:
+        yield first
+        wanted = {message.sender for message in first}
+        await until(lambda: set(journal.queued().values()) == wanted)
+        yield []
+        yield second
+
+    queue_ids = accepted(await feed.hand_over(slices(), TOMORROW))
+    assert journal.queued() == dict(zip(queue_ids, (m.sender for m in first + second), strict=True))
+
+
 async def test_batches_take_turns(instance: Instance) -> None:
     """A batch of one message is done long before the large one that has all sessions, and that one loses nothing by it."""
     async with open_feed(instance.feed_port, 2) as feed, asyncio.TaskGroup() as tasks:
-        large = tasks.create_task(feed.hand_over([mail() for _ in range(500)], TOMORROW))
+        large = tasks.create_task(hand_over(feed, [mail() for _ in range(500)], TOMORROW))
         for _ in range(3):
-            accepted(await feed.hand_over([mail()], TOMORROW))
+            accepted(await hand_over(feed, [mail()], TOMORROW))
             assert not large.done()
         accepted(await large)
 
@@ -192,7 +223,7 @@ async def test_batches_take_turns(instance: Instance) -> None:
 async def test_a_closed_feed_leaves_no_session(instance: Instance, journal: Journal) -> None:
     """When a feed is closed each of its sessions has ended with QUIT."""
     async with open_feed(instance.feed_port, 4) as feed:
-        accepted(await feed.hand_over([mail() for _ in range(8)], TOMORROW))
+        accepted(await hand_over(feed, [mail() for _ in range(8)], TOMORROW))
         assert (journal.connects(), journal.disconnects()) == (4, 0)
     await asyncio.to_thread(
         wait_until, lambda: journal.disconnects() == 4, timeout=PATIENCE, what="ends of sessions"
@@ -206,13 +237,13 @@ async def test_an_idle_session_is_opened_anew(instance: Instance, journal: Journ
     now = [0.0]
     async with open_feed(instance.feed_port, 1, lambda: now[0]) as feed:
         for now[0], connects in ((0.0, 1), (200.0, 1), (400.0, 1), (641.0, 2)):
-            accepted(await feed.hand_over([mail()], TOMORROW))
+            accepted(await hand_over(feed, [mail()], TOMORROW))
             assert journal.connects() == connects
 
 
 async def test_an_empty_batch(feed: Feed, journal: Journal) -> None:
     """No message needs no session."""
-    assert await feed.hand_over([], TOMORROW) == []
+    assert await hand_over(feed, [], TOMORROW) == []
     assert journal.connects() == 0
 
 
@@ -220,7 +251,7 @@ async def test_dots_survive(feed: Feed, operator: MailboxOperator) -> None:
     """Lines that begin with dots, or are nothing but one, arrive as they were, and end nothing."""
     body = ".\r\n..\r\n.hidden\r\n\r\n. \r\nmiddle.\r\n...\r\n.\r\nQUIT\r\n"
     message = mail(body=body)
-    accepted(await feed.hand_over([message], TOMORROW))
+    accepted(await hand_over(feed, [message], TOMORROW))
     [arrived] = await asyncio.to_thread(operator.wait_for, lambda a: a.sender == message.sender)
     assert arrived.body == body
 
@@ -243,7 +274,7 @@ async def test_addresses_go_as_they_are(
     address = parse_address(recipient)
     assert address.text == recipient
     message = mail(recipient, smtputf8=address.smtputf8)
-    accepted(await feed.hand_over([message, mail()], TOMORROW))
+    accepted(await hand_over(feed, [message, mail()], TOMORROW))
     [arrived] = await asyncio.to_thread(operator.wait_for, lambda a: a.sender == message.sender)
     assert arrived.recipient == recipient
 
@@ -254,7 +285,8 @@ async def test_addresses_go_as_they_are(
 async def test_what_postfix_refuses_is_refused_alone(instance: Instance, journal: Journal) -> None:
     """A recipient that cannot be routed, or a message too large, is refused with Postfix's words; the session and the others go on."""
     async with open_feed(instance.feed_port, 1) as feed:
-        first, nowhere, second, large, third = await feed.hand_over(
+        first, nowhere, second, large, third = await hand_over(
+            feed,
             [
                 mail(),
                 mail("ann@nowhere.test"),
@@ -274,7 +306,7 @@ async def test_what_postfix_refuses_is_refused_alone(instance: Instance, journal
 
 async def test_a_malformed_address_is_refused(feed: Feed) -> None:
     """An address that Postfix cannot read is refused for good."""
-    verdict, good = await feed.hand_over([mail("ann lee@@feed.test"), mail()], TOMORROW)
+    verdict, good = await hand_over(feed, [mail("ann lee@@feed.test"), mail()], TOMORROW)
     assert isinstance(verdict, Refused)
     assert (verdict.dsn, verdict.reply[:10]) == ("5.1.3", "501 5.1.3 ")
     accepted([good])
@@ -289,7 +321,7 @@ async def test_what_may_pass_is_declined(
 ) -> None:
     """A reply for now, and one of policy that looks final, refuse nothing for good; the others go on, in a new session."""
     async with open_feed(instance.feed_port, 1) as feed:
-        first, held, last = await feed.hand_over([mail(), mail(recipient), mail()], TOMORROW)
+        first, held, last = await hand_over(feed, [mail(), mail(recipient), mail()], TOMORROW)
     accepted([first, last])
     assert isinstance(held, Declined)
     assert held.dsn == reply.split()[1]
@@ -302,7 +334,7 @@ async def test_the_fence_declines_alone(instance: Instance, journal: Journal) ->
     """The recipient that the feed service itself always rejects is declined, however often, and holds up no other."""
     async with open_feed(instance.feed_port, 1) as feed:
         for _ in range(2):
-            fenced, other = await feed.hand_over([mail("ann@fence.invalid"), mail()], TOMORROW)
+            fenced, other = await hand_over(feed, [mail("ann@fence.invalid"), mail()], TOMORROW)
             assert isinstance(fenced, Declined)
             accepted([other])
     assert journal.connects() == 3
@@ -313,7 +345,7 @@ async def test_the_fence_declines_alone(instance: Instance, journal: Journal) ->
 
 async def test_nothing_is_begun_after_the_deadline(feed: Feed, journal: Journal) -> None:
     """Past its deadline all of a batch is unsent, without a word to Postfix."""
-    verdicts = await feed.hand_over([mail() for _ in range(5)], time.monotonic())
+    verdicts = await hand_over(feed, [mail() for _ in range(5)], time.monotonic())
     assert verdicts == [Unsent("not begun in time")] * 5
     assert journal.connects() == 0
 
@@ -322,7 +354,7 @@ async def test_the_deadline_comes_during_a_batch(instance: Instance) -> None:
     """What was begun before the deadline is finished, and what was not is unsent: each message is the one or the other."""
     ticks = itertools.count()
     async with open_feed(instance.feed_port, 1, lambda: float(next(ticks))) as feed:
-        verdicts = await feed.hand_over([mail() for _ in range(20)], 12.0)
+        verdicts = await hand_over(feed, [mail() for _ in range(20)], 12.0)
     begun = sum(isinstance(verdict, Accepted) for verdict in verdicts)
     assert 0 < begun < 20
     accepted(verdicts[:begun])
@@ -332,11 +364,11 @@ async def test_the_deadline_comes_during_a_batch(instance: Instance) -> None:
 async def test_postfix_is_down_for_a_while(instance: Instance, feed: Feed) -> None:
     """While Postfix is down all is unsent; when it is back the same feed goes on."""
     await asyncio.to_thread(instance.postfix.stop)
-    verdicts = await feed.hand_over([mail() for _ in range(5)], TOMORROW)
+    verdicts = await hand_over(feed, [mail() for _ in range(5)], TOMORROW)
     assert all(isinstance(verdict, Unsent) for verdict in verdicts), verdicts
     assert "Connect" in str(verdicts[0])
     await asyncio.to_thread(instance.postfix.start)
-    accepted(await feed.hand_over([mail() for _ in range(5)], TOMORROW))
+    accepted(await hand_over(feed, [mail() for _ in range(5)], TOMORROW))
 
 
 @pytest.mark.parametrize("noticed", [True, False])
@@ -344,17 +376,17 @@ async def test_postfix_is_restarted_between_batches(
     instance: Instance, feed: Feed, journal: Journal, *, noticed: bool
 ) -> None:
     """A session that a restart ended, whether that was noticed or not, makes messages unsent at most, never doubtful."""
-    accepted(await feed.hand_over([mail() for _ in range(6)], TOMORROW))
+    accepted(await hand_over(feed, [mail() for _ in range(6)], TOMORROW))
     if noticed:
         await asyncio.to_thread(instance.postfix.restart)
     else:
         instance.postfix.restart()
     mails = [mail() for _ in range(6)]
-    verdicts = await feed.hand_over(mails, TOMORROW)
+    verdicts = await hand_over(feed, mails, TOMORROW)
     assert all(isinstance(verdict, Accepted | Unsent) for verdict in verdicts), verdicts
     again = [m for m, v in zip(mails, verdicts, strict=True) if isinstance(v, Unsent)]
     assert not (noticed and again)
-    accepted(await feed.hand_over(again, TOMORROW))
+    accepted(await hand_over(feed, again, TOMORROW))
     await asyncio.to_thread(
         wait_until,
         lambda: sum(m.sender in journal.queued().values() for m in mails) == 6,
@@ -396,12 +428,12 @@ MAXPROC = 5
 async def test_the_whole_feed_is_every_process(instance: Instance, journal: Journal) -> None:
     """Whoever holds the whole feed has new sessions with all processes: nobody else is greeted; afterwards they are used again."""
     async with open_feed(instance.feed_port, MAXPROC) as feed:
-        accepted(await feed.hand_over([mail()], TOMORROW))
+        accepted(await hand_over(feed, [mail()], TOMORROW))
         async with feed.whole():
             assert (journal.connects(), journal.disconnects()) == (1 + MAXPROC, 1)
             with Stranger(instance) as stranger:
                 assert not await asyncio.to_thread(stranger.is_greeted, 0.3)
-        accepted(await feed.hand_over([mail() for _ in range(20)], TOMORROW))
+        accepted(await hand_over(feed, [mail() for _ in range(20)], TOMORROW))
         assert journal.connects() == 1 + MAXPROC
 
 
@@ -444,7 +476,7 @@ async def test_the_whole_feed_is_not_had_in_time(
         with pytest.raises(FeedError, match="Connect call failed"):
             await take_whole(feed)
         await asyncio.to_thread(instance.postfix.start)
-        accepted(await feed.hand_over([mail()], TOMORROW))
+        accepted(await hand_over(feed, [mail()], TOMORROW))
         await take_whole(feed)
 
 
@@ -452,7 +484,7 @@ async def test_nobody_has_a_session_while_the_feed_is_whole(feed: Feed) -> None:
     """A batch that comes while the whole feed is taken waits until it is free; so does a second one who wants it whole."""
     async with feed.whole():
         others = [
-            asyncio.create_task(feed.hand_over([mail(), mail()], TOMORROW)),
+            asyncio.create_task(hand_over(feed, [mail(), mail()], TOMORROW)),
             asyncio.create_task(feed.ask("fence+1@bounces.test")),
             asyncio.create_task(take_whole(feed)),
         ]
@@ -477,7 +509,7 @@ async def test_the_fence_is_logged_and_nothing_else(
         ["0a"],
         ["0b"],
     ]
-    accepted(await feed.hand_over([mail() for _ in range(5)], TOMORROW))
+    accepted(await hand_over(feed, [mail() for _ in range(5)], TOMORROW))
 
 
 @pytest.mark.parametrize(
@@ -593,10 +625,29 @@ async def test_a_session_lost_before_the_message_leaves_it_unsent(step: str) -> 
     """When the connection ends before DATA the message is unsent, and nothing more of the batch is tried on it."""
     server = Scripted({step: None})
     async with server.served() as port, open_feed(port, 1) as feed:
-        verdicts = await feed.hand_over([mail(), mail()], TOMORROW)
+        verdicts = await hand_over(feed, [mail(), mail()], TOMORROW)
     assert all(isinstance(verdict, Unsent) for verdict in verdicts), verdicts
     assert verdicts[1] == Unsent("not begun in time")
     assert "." not in server.heard
+
+
+async def test_what_is_rendered_after_the_last_session_was_lost_is_not_begun() -> None:
+    """A batch that lost every session tries none again for its later slices; the next batch does."""
+    server = Scripted({"MAIL": None}, sessions=2)
+
+    async with server.served() as port, open_feed(port, 2) as feed:
+
+        async def slices() -> AsyncIterator[list[Rendered]]:
+            yield [mail() for _ in range(4)]
+            await until(lambda: server.heard.count("MAIL") == 2 and not feed.open_connections)
+            yield [mail()]
+
+        verdicts = await feed.hand_over(slices(), TOMORROW)
+        assert verdicts.count(Unsent("Connection lost")) == 2
+        assert verdicts.count(Unsent("not begun in time")) == 3
+        assert verdicts[-1] == Unsent("not begun in time")
+        assert server.heard.count("EHLO") == 2
+        accepted(await hand_over(feed, [mail()], TOMORROW))
 
 
 @pytest.mark.parametrize(("step", "kind"), [("DATA", Unsent), (".", InDoubt)])
@@ -604,16 +655,16 @@ async def test_a_session_lost_during_a_message(step: str, kind: type[Unsent | In
     """When the connection ends before the message was sent it is unsent, between that and the reply in doubt; the rest goes over other sessions."""
     server = Scripted({step: None}, sessions=1)
     async with server.served() as port, open_feed(port, 2) as feed:
-        verdicts = await feed.hand_over([mail() for _ in range(6)], TOMORROW)
+        verdicts = await hand_over(feed, [mail() for _ in range(6)], TOMORROW)
         [lost] = [v for v in verdicts if not isinstance(v, Accepted)]
         assert lost == kind("Connection lost")
-        accepted(await feed.hand_over([mail(), mail()], TOMORROW))
+        accepted(await hand_over(feed, [mail(), mail()], TOMORROW))
 
 
 async def test_a_reply_after_the_message_that_is_none_leaves_it_in_doubt() -> None:
     """What is no SMTP reply after the message says nothing about it."""
     async with Scripted({".": b"what?"}).served() as port, open_feed(port, 1) as feed:
-        [verdict] = await feed.hand_over([mail()], TOMORROW)
+        [verdict] = await hand_over(feed, [mail()], TOMORROW)
     assert isinstance(verdict, InDoubt)
 
 
@@ -622,9 +673,9 @@ async def test_a_server_that_shuts_down_leaves_it_unsent(step: str) -> None:
     """421 at any point (RFC 5321, section 3.8) ends the session without the message; the next one begins anew."""
     server = Scripted({step: b"421 4.3.2 shutting down"}, sessions=1)
     async with server.served() as port, open_feed(port, 1) as feed:
-        [verdict] = await feed.hand_over([mail()], TOMORROW)
+        [verdict] = await hand_over(feed, [mail()], TOMORROW)
         assert isinstance(verdict, Unsent)
-        accepted(await feed.hand_over([mail()], TOMORROW))
+        accepted(await hand_over(feed, [mail()], TOMORROW))
 
 
 @pytest.mark.parametrize("step", ["greeting", "EHLO", "MAIL", "RCPT", "DATA"])
@@ -633,11 +684,11 @@ async def test_a_slow_server_is_given_nothing_after_the_deadline(step: str) -> N
     server = Scripted({}, slow=step)
     async with server.served() as port, open_feed(port, 1) as feed:
         begin = time.monotonic()
-        verdicts = await feed.hand_over([mail(), mail()], begin + 0.3)
+        verdicts = await hand_over(feed, [mail(), mail()], begin + 0.3)
         assert time.monotonic() - begin < 2.5
         assert verdicts == [Unsent("Postfix did not answer in time"), Unsent("not begun in time")]
         server.patience_ends.set()
-        accepted(await feed.hand_over([mail()], TOMORROW))
+        accepted(await hand_over(feed, [mail()], TOMORROW))
     assert server.heard.count(".") == 1
     assert "a part" not in server.heard
 
@@ -651,9 +702,9 @@ async def test_the_deadline_comes_between_data_and_the_message() -> None:
         return now[0] if "DATA" not in server.heard else 1.0
 
     async with server.served() as port, open_feed(port, 1, clock) as feed:
-        assert await feed.hand_over([mail()], 1.0) == [Unsent("not begun in time")]
+        assert await hand_over(feed, [mail()], 1.0) == [Unsent("not begun in time")]
         assert server.heard == ["EHLO", "MAIL", "RCPT", "DATA"]
-        accepted(await feed.hand_over([mail()], 2.0))
+        accepted(await hand_over(feed, [mail()], 2.0))
     assert server.heard[4:] == ["EHLO", "MAIL", "RCPT", "DATA", ".", "QUIT"]
 
 
@@ -665,10 +716,10 @@ async def test_the_deadline_comes_while_postfix_has_the_next_envelope() -> None:
         return float(server.heard.count("."))
 
     async with server.served() as port, open_feed(port, 1, clock) as feed:
-        verdicts = await feed.hand_over([mail() for _ in range(4)], 2.0)
+        verdicts = await hand_over(feed, [mail() for _ in range(4)], 2.0)
         accepted(verdicts[:2])
         assert verdicts[2:] == [Unsent("not begun in time")] * 2
-        accepted(await feed.hand_over([mail()], TOMORROW))
+        accepted(await hand_over(feed, [mail()], TOMORROW))
     assert server.heard.count(".") == 3
     assert "a part" not in server.heard
 
@@ -680,33 +731,33 @@ async def test_a_server_that_never_replies_to_a_message_leaves_it_in_doubt(
     monkeypatch.setattr(sessions, "_REPLY_TIMEOUT", 0.2)
     server = Scripted({}, slow=".")
     async with server.served() as port, open_feed(port, 1) as feed:
-        doubtful, other = await feed.hand_over([mail(), mail()], TOMORROW)
+        doubtful, other = await hand_over(feed, [mail(), mail()], TOMORROW)
         assert doubtful == InDoubt("no reply to the message in 0.2 s")
         assert other == Unsent("not begun in time")
         server.patience_ends.set()
-        accepted(await feed.hand_over([mail()], TOMORROW))
+        accepted(await hand_over(feed, [mail()], TOMORROW))
 
 
 async def test_a_batch_does_not_wait_for_a_session_beyond_its_deadline() -> None:
     """When another batch has all sessions, and Postfix is slow with it, a batch ends unsent at its deadline."""
     server = Scripted({}, slow=".")
     async with server.served() as port, open_feed(port, 1) as feed, asyncio.TaskGroup() as tasks:
-        slow = tasks.create_task(feed.hand_over([mail()], TOMORROW))
+        slow = tasks.create_task(hand_over(feed, [mail()], TOMORROW))
         await server.is_slow.wait()
         begin = time.monotonic()
-        assert await feed.hand_over([mail()], begin + 0.3) == [Unsent("not begun in time")]
+        assert await hand_over(feed, [mail()], begin + 0.3) == [Unsent("not begun in time")]
         assert time.monotonic() - begin < 2.5
         server.patience_ends.set()
         accepted(await slow)
-        accepted(await feed.hand_over([mail()], TOMORROW))
+        accepted(await hand_over(feed, [mail()], TOMORROW))
 
 
 async def test_a_server_that_waits_for_a_refused_message_gets_none() -> None:
     """A recipient that was refused gets no message, even if the server asks for it (RFC 2920, section 3.1)."""
     server = Scripted({"RCPT": b"550 5.1.1 no", "DATA": b"354 go on"}, sessions=1)
     async with server.served() as port, open_feed(port, 1) as feed:
-        assert await feed.hand_over([mail()], TOMORROW) == [Refused("5.1.1", "550 5.1.1 no")]
-        accepted(await feed.hand_over([mail()], TOMORROW))
+        assert await hand_over(feed, [mail()], TOMORROW) == [Refused("5.1.1", "550 5.1.1 no")]
+        accepted(await hand_over(feed, [mail()], TOMORROW))
     assert server.heard.count(".") == 1
     assert "a part" not in server.heard
 
@@ -715,7 +766,7 @@ async def test_a_server_without_pipelining_is_given_nothing() -> None:
     """What the feed relies on and the server does not offer (RFC 2920) is told, with what to do."""
     server = Scripted({"EHLO": b"250 scripted.test"})
     async with server.served() as port, open_feed(port, 1) as feed:
-        [verdict] = await feed.hand_over([mail()], TOMORROW)
+        [verdict] = await hand_over(feed, [mail()], TOMORROW)
     assert "smtpd_discard_ehlo_keywords" in str(verdict)
     assert "MAIL" not in server.heard
 
@@ -724,8 +775,8 @@ async def test_what_is_said_unasked_ends_a_session() -> None:
     """A reply that nothing asked for, as when an idle session times out, is not taken for the answer to the next message."""
     server = Scripted({".": b"250 2.0.0 Ok: queued as 4abc\r\n421 4.4.2 timeout exceeded"}, 1)
     async with server.served() as port, open_feed(port, 1) as feed:
-        accepted(await feed.hand_over([mail()], TOMORROW))
-        accepted(await feed.hand_over([mail()], TOMORROW))
+        accepted(await hand_over(feed, [mail()], TOMORROW))
+        accepted(await hand_over(feed, [mail()], TOMORROW))
     assert server.heard.count("EHLO") == 2
 
 
@@ -733,7 +784,7 @@ async def test_a_refused_sender_is_unsent() -> None:
     """A server that takes no sender takes no message: all are unsent, with its reply; with SMTPUTF8 it is the message's own."""
     server = Scripted({"MAIL": b"555 5.5.4 Unsupported option: SMTPUTF8"})
     async with server.served() as port, open_feed(port, 1) as feed:
-        plain, wide = await feed.hand_over([mail(), mail(smtputf8=True)], TOMORROW)
+        plain, wide = await hand_over(feed, [mail(), mail(smtputf8=True)], TOMORROW)
     assert plain == Unsent("555 5.5.4 Unsupported option: SMTPUTF8")
     assert wide == Declined("5.5.4", "555 5.5.4 Unsupported option: SMTPUTF8")
 
@@ -742,7 +793,7 @@ async def test_a_refused_sender_is_unsent() -> None:
 async def test_declined_content(reply: bytes) -> None:
     """A content that is not taken now, or as a matter of policy, is declined."""
     async with Scripted({".": reply}).served() as port, open_feed(port, 1) as feed:
-        [verdict] = await feed.hand_over([mail()], TOMORROW)
+        [verdict] = await hand_over(feed, [mail()], TOMORROW)
     assert verdict == Declined(reply.decode().split()[1], reply.decode())
 
 
@@ -750,7 +801,7 @@ async def test_a_reply_that_is_not_utf8_can_be_stored() -> None:
     """Octets of a reply that are no UTF-8 are replaced: what is refused can be written to any database."""
     server = Scripted({"RCPT": b"550 5.1.1 gel\xf6scht\x00", ".": b"554 5.6.0 \xff"})
     async with server.served() as port, open_feed(port, 1) as feed:
-        [verdict] = await feed.hand_over([mail()], TOMORROW)
+        [verdict] = await hand_over(feed, [mail()], TOMORROW)
     assert verdict == Refused("5.1.1", "550 5.1.1 gel\ufffdscht\ufffd")
 
 
@@ -758,5 +809,5 @@ async def test_a_multiline_reply_is_one_line() -> None:
     """A reply of several lines is told in one, its code first."""
     server = Scripted({"RCPT": b"550-5.1.1 no\r\n550 5.1.1 such user"})
     async with server.served() as port, open_feed(port, 1) as feed:
-        [verdict] = await feed.hand_over([mail()], TOMORROW)
+        [verdict] = await hand_over(feed, [mail()], TOMORROW)
     assert verdict == Refused("5.1.1", "550 5.1.1 no 5.1.1 such user")

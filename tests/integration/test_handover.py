@@ -5,7 +5,7 @@ import itertools
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -388,11 +388,11 @@ async def test_content_is_kept_for_a_few_campaigns(
     rendered: list[tuple[str, int]] = []
     render = RenderingPool.render
 
-    async def noting(
+    def noting(
         self: RenderingPool, content: Content, *rest: Any, **named: Any
-    ) -> list[Rendered | str]:
+    ) -> AsyncIterator[list[Rendered | str]]:
         rendered.append((content.campaign_id, content.revision))
-        return await render(self, content, *rest, **named)
+        return render(self, content, *rest, **named)
 
     monkeypatch.setattr(RenderingPool, "render", noting)
     handover = post.handover()

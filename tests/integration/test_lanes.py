@@ -200,7 +200,8 @@ async def test_what_an_agent_does_is_reported(
     assert (reports[-1].event, reports[-1].operator) == ("drained", None)
     for operator in ("one", "other"):
         events = [report.event for report in reports if report.operator == operator]
-        assert events == ["claimed", "handed_over", "given_back"]
+        # A batch that a busy machine did not render within its second is given back and handed over again.
+        assert list(dict.fromkeys(events)) == ["claimed", "handed_over", "given_back"]
     handed = {report.operator: report for report in reports if report.event == "handed_over"}
     [(dispatch_id, queue_id)] = handed["one"].accepted
     assert dispatch_id == sent

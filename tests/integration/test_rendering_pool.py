@@ -63,6 +63,13 @@ def recipients(*email_keys: str, **variables: Any) -> list[Recipient]:
     ]
 
 
+async def render(
+    pool: RenderingPool, of: Content, to: list[Recipient], date: datetime, deadline: float
+) -> list[Rendered | str]:
+    """The answers of all slices."""
+    return [answer async for part in pool.render(of, to, date, deadline) for answer in part]
+
+
 def shape(answers: list[Rendered | str]) -> list[str | None]:
     """Why there is no message, or None."""
     return [answer if isinstance(answer, str) else None for answer in answers]
@@ -102,7 +109,7 @@ async def test_messages_are_those_of_a_renderer(pool: RenderingPool) -> None:
     of = content(broken="Hello {{ surname }}", long="<p>{{ name }}</p>\n" * 50)
     to = recipients(*(["long"] * 500), "broken", "unknown", "good", big=10**40)
     renderer = Renderer(of, "bounce.test")
-    answers = await pool.render(of, to, DATE, FOREVER)
+    answers = await render(pool, of, to, DATE, FOREVER)
     good = [*range(500), 502]
     assert [answers[n] for n in good] == [renderer.render(to[n], DATE) for n in good]
     assert shape(answers[500:502]) == [
@@ -129,7 +136,7 @@ async def test_a_template_that_takes_too_much_costs_its_own_message(
 ) -> None:
     """A template that loops, calls into C for minutes, or wants too much memory is told why; those before and after go out."""
     to = recipients("good", "bad", "good")
-    before, answer, after = shape(await pool.render(content(bad=text), to, DATE, FOREVER))
+    before, answer, after = shape(await render(pool, content(bad=text), to, DATE, FOREVER))
     assert (before, after) == (None, None)
     assert answer in [f"campaign 'c', email_key 'bad': {one}" for one in why]
 
@@ -137,7 +144,7 @@ async def test_a_template_that_takes_too_much_costs_its_own_message(
 async def test_a_message_larger_than_postfix_takes_is_told_its_size(pool: RenderingPool) -> None:
     """A message over Postfix's limit has a reason that names its size."""
     of = content(bad=Template(subject="Hi", text=EMOJI, html=EMOJI))
-    large, good = await pool.render(of, recipients("bad", "good"), DATE, FOREVER)
+    large, good = await render(pool, of, recipients("bad", "good"), DATE, FOREVER)
     assert isinstance(good, Rendered)
     assert large == (
         f"campaign 'c', email_key 'bad': message: its 10947797 octets are over {MAXIMUM_MESSAGE}"
@@ -146,7 +153,7 @@ async def test_a_message_larger_than_postfix_takes_is_told_its_size(pool: Render
 
 async def test_a_batch_holds_only_so_many_octets(pool: RenderingPool) -> None:
     """Large messages end a batch early, with what it has."""
-    answers = await pool.render(content(large=EMOJI), recipients(*["large"] * 12), DATE, FOREVER)
+    answers = await render(pool, content(large=EMOJI), recipients(*["large"] * 12), DATE, FOREVER)
     sizes = [len(answer.message) for answer in answers if isinstance(answer, Rendered)]
     assert len(sizes) == len(answers) < 12
     assert sum(sizes[:-1]) <= BATCH_OCTETS < sum(sizes)
@@ -159,7 +166,7 @@ async def test_variables_that_no_process_can_be_told(pool: RenderingPool) -> Non
         nested = [nested]
     to = recipients("good", "good", "good")
     to[1].variables["deep"] = nested
-    assert shape(await pool.render(content(), to, DATE, FOREVER)) == [
+    assert shape(await render(pool, content(), to, DATE, FOREVER)) == [
         None,
         "campaign 'c', email_key 'good': variables: they are nested too deep",
         None,
@@ -171,13 +178,13 @@ async def test_other_campaigns_do_not_wait_for_one_that_burns(
 ) -> None:
     """While one campaign's messages all run into their limit, other campaigns' batches are rendered in full, one after the other."""
     burning = asyncio.create_task(
-        pool.render(content("burning", bad=LOOP), recipients(*["bad"] * 500), DATE, FOREVER)
+        render(pool, content("burning", bad=LOOP), recipients(*["bad"] * 500), DATE, FOREVER)
     )
     await until(lambda: "campaign burning is rendered apart" in caplog.text)
     for number in range(40):
         for campaign_id in "abc":
             to = recipients(*["good"] * 50)
-            answers = await pool.render(content(campaign_id), to, DATE, FOREVER)
+            answers = await render(pool, content(campaign_id), to, DATE, FOREVER)
             assert shape(answers) == [None] * 50, number
     assert not burning.done()
     burning.cancel()
@@ -189,10 +196,10 @@ async def test_other_campaigns_do_not_wait_for_one_that_burns(
 async def test_campaigns_take_turns(pool: RenderingPool) -> None:
     """A small batch that comes later ends before a large one of another campaign that needs long."""
     large = asyncio.create_task(
-        pool.render(content("large", slow=SLOW), recipients(*["slow"] * 40), DATE, FOREVER)
+        render(pool, content("large", slow=SLOW), recipients(*["slow"] * 40), DATE, FOREVER)
     )
     await until(workers)
-    assert shape(await pool.render(content(), recipients("good"), DATE, FOREVER)) == [None]
+    assert shape(await render(pool, content(), recipients("good"), DATE, FOREVER)) == [None]
     assert not large.done()
     assert shape(await large) == [None] * 40
 
@@ -200,20 +207,20 @@ async def test_campaigns_take_turns(pool: RenderingPool) -> None:
 async def test_what_is_not_rendered_in_time_is_not_answered(pool: RenderingPool) -> None:
     """At the deadline the answers so far are returned, to the first recipients; after it there are none."""
     of = content(bad=LOOP)
-    await pool.render(of, recipients("bad", "good"), DATE, FOREVER)
+    await render(pool, of, recipients("bad", "good"), DATE, FOREVER)
     to = recipients("good", *["bad"] * 500)
-    answers = await pool.render(of, to, DATE, time.monotonic() + 3)
+    answers = await render(pool, of, to, DATE, time.monotonic() + 3)
     assert 1 <= len(answers) < 500
     assert shape(answers)[0] is None
-    assert await pool.render(of, to, DATE, time.monotonic()) == []
+    assert await render(pool, of, to, DATE, time.monotonic()) == []
 
 
 async def test_a_waiting_batch_ends_at_its_deadline(pool: RenderingPool) -> None:
     """Who waits for a turn that does not come leaves at the deadline, and the one whose turn it is gets its answer."""
     of = content(compiling=COMPILING)
-    first = asyncio.create_task(pool.render(of, recipients("compiling"), DATE, FOREVER))
+    first = asyncio.create_task(render(pool, of, recipients("compiling"), DATE, FOREVER))
     await asyncio.sleep(0)
-    assert await pool.render(content("d"), recipients("good"), DATE, time.monotonic() + 0.1) == []
+    assert await render(pool, content("d"), recipients("good"), DATE, time.monotonic() + 0.1) == []
     assert len(await first) == 1
 
 
@@ -221,12 +228,12 @@ async def test_new_content_gets_another_chance(
     pool: RenderingPool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A campaign whose template was mended is rendered from the new one, among the others again."""
-    assert "longer" in str(await pool.render(content(x=LOOP), recipients("x"), DATE, FOREVER))
-    (mended,) = await pool.render(content(revision=2, x="better"), recipients("x"), DATE, FOREVER)
+    assert "longer" in str(await render(pool, content(x=LOOP), recipients("x"), DATE, FOREVER))
+    (mended,) = await render(pool, content(revision=2, x="better"), recipients("x"), DATE, FOREVER)
     assert isinstance(mended, Rendered)
     assert b"better" in mended.message
     assert "longer" in str(
-        await pool.render(content(revision=3, x=LOOP), recipients("x"), DATE, FOREVER)
+        await render(pool, content(revision=3, x=LOOP), recipients("x"), DATE, FOREVER)
     )
     assert caplog.text.count("is rendered apart") == 2
 
@@ -235,7 +242,7 @@ async def test_a_killed_process_costs_nothing(pool: RenderingPool) -> None:
     """A process that somebody kills between two batches is replaced, and no message is refused for it."""
     to = recipients(*["good"] * 50)
     for _ in range(3):
-        assert shape(await pool.render(content(), to, DATE, FOREVER)) == [None] * 50
+        assert shape(await render(pool, content(), to, DATE, FOREVER)) == [None] * 50
         (worker,) = workers()
         os.kill(worker, signal.SIGKILL)
 
@@ -243,9 +250,9 @@ async def test_a_killed_process_costs_nothing(pool: RenderingPool) -> None:
 async def test_a_process_killed_over_a_message(pool: RenderingPool) -> None:
     """A message whose process is killed once is rendered by the next."""
     of = content(slow=SLOW)
-    await pool.render(of, recipients("good"), DATE, FOREVER)
+    await render(pool, of, recipients("good"), DATE, FOREVER)
     (worker,) = workers()
-    rendering = asyncio.create_task(pool.render(of, recipients(*["slow"] * 5), DATE, FOREVER))
+    rendering = asyncio.create_task(render(pool, of, recipients(*["slow"] * 5), DATE, FOREVER))
     await asyncio.sleep(0)
     os.kill(worker, signal.SIGKILL)
     assert shape(await rendering) == [None] * 5
@@ -261,9 +268,9 @@ async def test_a_message_that_ends_every_process_is_refused(pool: RenderingPool)
                 os.kill(worker, signal.SIGSEGV)
             await asyncio.sleep(0.001)
 
-    await pool.render(of, recipients("good"), DATE, FOREVER)
+    await render(pool, of, recipients("good"), DATE, FOREVER)
     rendering = asyncio.create_task(
-        pool.render(of, recipients(*["slow"] * 200), DATE, time.monotonic() + 5)
+        render(pool, of, recipients(*["slow"] * 200), DATE, time.monotonic() + 5)
     )
     killing = asyncio.create_task(kill_all())
     answers = await rendering
@@ -271,18 +278,18 @@ async def test_a_message_that_ends_every_process_is_refused(pool: RenderingPool)
     assert {str(answer) for answer in answers} <= {
         "campaign 'c', email_key 'slow': rendering ended its process (SIGSEGV)"
     }
-    assert shape(await pool.render(of, recipients("slow"), DATE, FOREVER)) == [None]
+    assert shape(await render(pool, of, recipients("slow"), DATE, FOREVER)) == [None]
 
 
 async def test_a_process_that_does_not_answer(
     pool: RenderingPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stopped process is killed, and what it was to render is rendered by another; nothing is refused."""
-    await pool.render(content(), recipients("good"), DATE, FOREVER)
+    await render(pool, content(), recipients("good"), DATE, FOREVER)
     (worker,) = workers()
     monkeypatch.setattr("smtp_agent.rendering_pool._SILENCE_SECONDS", 0.2)
     os.kill(worker, signal.SIGSTOP)
-    rendering = asyncio.create_task(pool.render(content(), recipients("good"), DATE, FOREVER))
+    rendering = asyncio.create_task(render(pool, content(), recipients("good"), DATE, FOREVER))
     await until(lambda: worker not in workers())
     monkeypatch.undo()
     assert shape(await rendering) == [None]
@@ -290,10 +297,10 @@ async def test_a_process_that_does_not_answer(
 
 async def test_a_cancelled_batch_leaves_no_answer_to_the_next(pool: RenderingPool) -> None:
     """After a batch was cut off in the middle the next gets its own messages."""
-    await pool.render(content(), recipients("good"), DATE, FOREVER)
+    await render(pool, content(), recipients("good"), DATE, FOREVER)
     for _ in range(5):
         cut = asyncio.create_task(
-            pool.render(content("cut", slow=SLOW), recipients(*["slow"] * 9), DATE, FOREVER)
+            render(pool, content("cut", slow=SLOW), recipients(*["slow"] * 9), DATE, FOREVER)
         )
         await asyncio.sleep(0)
         cut.cancel()
@@ -301,25 +308,25 @@ async def test_a_cancelled_batch_leaves_no_answer_to_the_next(pool: RenderingPoo
             await cut
         of = content()
         expected = Renderer(of, "bounce.test").render(recipients("good")[0], DATE)
-        assert await pool.render(of, recipients("good"), DATE, FOREVER) == [expected]
+        assert await render(pool, of, recipients("good"), DATE, FOREVER) == [expected]
 
 
 async def test_signals_of_a_drain_do_not_end_it(pool: RenderingPool) -> None:
     """SIGTERM and SIGINT to all processes of a unit leave the rendering ones for the drain, in a session of their own."""
-    await pool.render(content(), recipients("good"), DATE, FOREVER)
+    await render(pool, content(), recipients("good"), DATE, FOREVER)
     before = workers()
     for worker in before:
         os.kill(worker, signal.SIGTERM)
         os.kill(worker, signal.SIGINT)
         assert os.getsid(worker) != os.getsid(0)
-    assert shape(await pool.render(content(), recipients("good"), DATE, FOREVER)) == [None]
+    assert shape(await render(pool, content(), recipients("good"), DATE, FOREVER)) == [None]
     assert workers() == before
 
 
 async def test_it_knows_no_secret(pool: RenderingPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rendering process has nothing of the agent's environment, in which the database's password may stand."""
     monkeypatch.setenv("FAIRPOST_DATABASE", "postgresql://secret")
-    await pool.render(content(), recipients("good"), DATE, FOREVER)
+    await render(pool, content(), recipients("good"), DATE, FOREVER)
     (worker,) = workers()
     environment = Path(f"/proc/{worker}/environ").read_text()  # noqa: ASYNC240  no disk
     assert [line.split("=")[0] for line in environment.split("\0") if line] == ["PYTHONPATH"]
@@ -335,9 +342,9 @@ async def test_without_a_process_nothing_is_refused(
     """While no process can be started nothing is answered, and one line says why; then it goes on."""
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", program)
-        assert await pool.render(content(), recipients("good"), DATE, FOREVER) == []
+        assert await render(pool, content(), recipients("good"), DATE, FOREVER) == []
     assert caplog.text.count("no rendering process: ") == 1
-    assert shape(await pool.render(content(), recipients("good"), DATE, FOREVER)) == [None]
+    assert shape(await render(pool, content(), recipients("good"), DATE, FOREVER)) == [None]
 
 
 def test_no_bounce_domain() -> None:
@@ -358,8 +365,8 @@ async def test_an_agent_that_is_killed_leaves_no_process(tmp_path: Path) -> None
                 pool = t.RenderingPool("bounce.test")
                 of = t.content(bad=t.LOOP)
                 while True:
-                    await pool.render(t.content("d"), t.recipients("good"), t.DATE, t.FOREVER)
-                    await pool.render(of, t.recipients("bad"), t.DATE, t.FOREVER)
+                    await t.render(pool, t.content("d"), t.recipients("good"), t.DATE, t.FOREVER)
+                    await t.render(pool, of, t.recipients("bad"), t.DATE, t.FOREVER)
 
             uvloop.run(main())
         """)
