@@ -1,5 +1,6 @@
 """How both sides connect to Postgres, and which of its errors are outages."""
 
+import select
 from typing import Annotated, Final
 
 import psycopg
@@ -57,7 +58,7 @@ async def open_pool(dsn: str, application: str, *, size: int) -> Pool:
         min_size=1,
         max_size=size,
         kwargs={"autocommit": True},
-        check=AsyncConnectionPool.check_connection,
+        check=_check,
         open=False,
         timeout=_WAIT_SECONDS,
         # After that a connection is tried for again when somebody waits for one, and not ever more rarely.
@@ -65,6 +66,17 @@ async def open_pool(dsn: str, application: str, *, size: int) -> Pool:
     )
     await pool.open(wait=False)
     return pool
+
+
+async def _check(connection: Connection) -> None:
+    """Raises OperationalError where the server ended the connection while it was idle.
+
+    What it says unasked then makes the socket readable; asking it each time would cost a round trip.
+    """
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN)
+    if poll.poll(0):
+        await AsyncConnectionPool.check_connection(connection)
 
 
 def is_outage(error: Exception) -> bool:

@@ -38,6 +38,7 @@ from smtp_agent.status import AgentState, AgentStatus, FenceStatus
 
 logger = logging.getLogger(__name__)
 
+_VERSION: Final = version("fairpost")
 _REFRESH_SECONDS: Final = 2.0
 _SLOTS_WITHOUT_CAP: Final = 1_000_000
 _MACHINE_ID: Final = re.compile(r"[0-9a-f]{32}")
@@ -121,7 +122,7 @@ class Agent:
         last = self._fence.last
         return AgentStatus(
             instance=self._settings.instance,
-            version=version("fairpost"),
+            version=_VERSION,
             pid=os.getpid(),
             started_at=self._started_at,
             state=self._state(),
@@ -307,7 +308,7 @@ class Agent:
             self._settings.instance,
             machine_id(self._settings.machine_id_file),
             str(self._postfix.queue_directory),
-            version("fairpost"),
+            _VERSION,
             starting,
         )
         async with self._pool.connection() as connection:

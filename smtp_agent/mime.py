@@ -24,9 +24,8 @@ _BASE64_LINE: Final = 57  # octets that make 76
 _WHITE_SPACE: Final = re.compile(r"[ \t\r\n]+")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _ATOMS: Final = re.compile(r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~ -]*")
-_NOT_7BIT: Final = re.compile(r"[^\t\n -~]")
-_NOT_TEXT: Final = re.compile(r"[\x00\ud800-\udfff]")
 _ASCII: Final = bytes(range(128))
+_7BIT: Final = b"\t\n" + bytes(range(0x20, 0x7F))
 
 
 class MimeError(ValueError):
@@ -86,13 +85,17 @@ def entity(subtype: str, text: str) -> bytes:
     Raises:
         MimeError: The text holds a NUL, or half a surrogate pair.
     """
-    if _NOT_TEXT.search(text):
-        raise MimeError("it holds a NUL, or half a surrogate pair")
-    if "\r" in text:
-        text = text.replace("\r\n", "\n").replace("\r", "\n")
-    if not text.endswith("\n"):
-        text += "\n"
-    encoding, body = _encoded(text)
+    try:
+        data = text.encode()
+    except UnicodeEncodeError:
+        raise MimeError("it holds half a surrogate pair") from None
+    if b"\0" in data:
+        raise MimeError("it holds a NUL")
+    if b"\r" in data:
+        data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    if not data.endswith(b"\n"):
+        data += b"\n"
+    encoding, body = _encoded(data)
     header = (
         f"Content-Type: text/{subtype}; charset=utf-8\r\n"
         f"Content-Transfer-Encoding: {encoding}\r\n\r\n"
@@ -123,10 +126,11 @@ def _folded(name: str, value: str, charset: str, line: int) -> str:
     return header.encode(linesep="\r\n")
 
 
-def _encoded(text: str) -> tuple[str, bytes]:
-    if not _NOT_7BIT.search(text) and max(map(len, text.split("\n"))) <= _LINE:
-        return "7bit", text.replace("\n", "\r\n").encode()
-    data = text.replace("\n", "\r\n").encode()
+def _encoded(data: bytes) -> tuple[str, bytes]:
+    is_7bit = not data.translate(None, _7BIT) and max(map(len, data.split(b"\n"))) <= _LINE
+    data = data.replace(b"\n", b"\r\n")
+    if is_7bit:
+        return "7bit", data
     # An octet outside ASCII takes three in quoted-printable; base64 takes four for any three.
     if len(data.translate(None, _ASCII)) > len(data) // 6:
         lines = (

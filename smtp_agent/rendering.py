@@ -141,6 +141,10 @@ class Renderer:
         with self._blaming(recipient.email_key):
             return self._render(recipient, date)
 
+    def is_compiled(self, email_key: str) -> bool:
+        """Whether `compile` has nothing left to do."""
+        return email_key in self._mails
+
     def compile(self, email_key: str) -> None:
         """Compiles what the messages of an `email_key` are made of, which `render` else does.
 

@@ -16,7 +16,8 @@ import signal
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import BinaryIO, Final
 
@@ -106,22 +107,29 @@ def _answer(
     answer: Rendered | str
     began = time.process_time()
     try:
-        signal.setitimer(signal.ITIMER_VIRTUAL, COMPILING_SECONDS)
-        renderer.compile(recipient.email_key)
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        began = time.process_time()
-        signal.setitimer(signal.ITIMER_PROF, RENDERING_SECONDS)
-        answer = renderer.render(recipient, date)
+        if not renderer.is_compiled(recipient.email_key):
+            with _limit(signal.ITIMER_VIRTUAL, COMPILING_SECONDS):
+                renderer.compile(recipient.email_key)
+            began = time.process_time()
+        with _limit(signal.ITIMER_PROF, RENDERING_SECONDS):
+            answer = renderer.render(recipient, date)
     except RenderingError as error:
         answer = str(error)
     except Exception as error:  # noqa: BLE001  whatever it is, it must not stop the others
         kind = type(error).__name__
         logger.error("dispatch %d cannot be rendered: %s", recipient.dispatch_id, kind)  # noqa: TRY400
         answer = f"cannot be rendered: {kind}"
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.setitimer(signal.ITIMER_PROF, 0)
     return answer, time.process_time() - began
+
+
+@contextmanager
+def _limit(timer: int, seconds: float) -> Iterator[None]:
+    """Lets the kernel end the process when what is within takes longer by that timer."""
+    signal.setitimer(timer, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(timer, 0)
 
 
 def serve(jobs: BinaryIO, answers: BinaryIO, bounce_domain: str) -> None:
