@@ -33,6 +33,8 @@ _SIZE: Final = 5_000
 """Octets of a message, within a few, in either half."""
 _REPEATS: Final = 3
 _TIMEOUT: Final = 120.0
+_PAUSE: Final = 0.1
+"""Seconds between two looks whether the agent is done, which take from the CPU time that is measured."""
 
 _LINE: Final = '<tr><td class="line">All that grows and blooms has come to the shop with the spring.</td></tr>\n'
 _TEMPLATE: Final = Template(
@@ -92,6 +94,7 @@ def _hand_over(steps: Steps, operators: Sequence[str]) -> float:
     with steps.installation.connect() as owner:
 
         def done() -> bool:
+            time.sleep(_PAUSE)
             seconds[:] = [row[0] for row in owner.execute(_SECONDS)]
             return bool(seconds)
 
