@@ -26,6 +26,7 @@ from processor.cli import (
     uncertain,
 )
 from processor.dead_letter_topic import DeadLetterError
+from processor.explaining import UnknownMessageError
 from processor.instances import InstanceError
 from processor.operators import OperatorError
 from processor.overview import CampaignError
@@ -101,6 +102,7 @@ def main() -> NoReturn:
             InstanceError,
             OperatorError,
             DeadLetterError,
+            UnknownMessageError,
             OperatorsError,
         ),
     )

@@ -1,6 +1,7 @@
 """`fairpost log`: what the mail logs say, and what became of a message."""
 
 import os
+import re
 import stat
 import sys
 from collections.abc import Callable, Iterator
@@ -12,9 +13,14 @@ from zoneinfo import ZoneInfo
 
 import click
 import msgspec
+import psycopg
+from msgspec import structs
 
 from contract import console
 from contract.console import CommandError
+from processor.advice import advice
+from processor.cli.session import json_option, settings_of, with_database
+from processor.explaining import Life, count_roughly, of_dispatch, of_email, of_queue_id
 from processor.log_line import LogLine, in_words, read_line
 
 LONGEST: Final = 64 * 1024
@@ -23,6 +29,17 @@ _STEP: Final = 1_000
 """Lines between two movements of the progress bar."""
 
 _STDIN: Final = "-"
+
+
+_DIGITS: Final = re.compile("[0-9]{1,19}")
+_MANY: Final = 100_000
+"""Messages from which on looking at all of them takes a while."""
+
+
+class Explained(Life, frozen=True, kw_only=True):
+    """A message's life; `next` is what can be done for it now."""
+
+    next: str
 
 
 class _Zone(click.ParamType):
@@ -149,3 +166,91 @@ def _lines(name: str, stream: BinaryIO) -> Iterator[str]:
             yield line.removesuffix(b"\n").removesuffix(b"\r").decode(errors="replace")
     except OSError as error:
         raise CommandError(f"{name}: {error.strerror}") from None
+
+
+@log.command()
+@click.argument("name", metavar="ID")
+@click.option(
+    "--queue-id", "is_queue_id", is_flag=True, help="ID is Postfix's, whatever it looks like."
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    help="Of an address, how many messages at most.",
+)
+@json_option
+@click.pass_context
+def explain(
+    context: click.Context, name: str, limit: int, *, is_queue_id: bool, as_json: bool
+) -> None:
+    """Tell a message's life, and what can be done for it now.
+
+    ID is a dispatch id (digits), an address (with @; its messages, the newest first), or a queue id of Postfix. For an
+    address all messages are looked at: some seconds, with many millions.
+
+    \b
+    Examples:
+      fairpost log explain 4711
+      fairpost log explain ann@shop.example --limit 3
+      fairpost log explain 4jdWPx3hz5zJLpv --json
+      fairpost log explain --queue-id 3051914082
+    """
+
+    async def look(connection: psycopg.AsyncConnection[Any]) -> list[Life]:
+        if is_queue_id or not ("@" in name or _DIGITS.fullmatch(name)):
+            return await of_queue_id(connection, name)
+        if "@" not in name:
+            return await of_dispatch(connection, int(name))
+        if (number := await count_roughly(connection)) > _MANY:
+            console.complain(f"log: looking for {name} among about {number:,} messages")
+        return await of_email(
+            connection, name, limit=limit + 1
+        )  # one more tells whether there are more
+
+    lives = with_database(settings_of(context), look)
+    now = datetime.now(UTC)
+    shown = [Explained(**structs.asdict(life), next=advice(life, now)) for life in lives[:limit]]
+    if as_json:
+        console.show(shown, as_json=True)
+    else:
+        click.echo("\n\n".join(map(_story, shown)))
+    if len(lives) > limit:
+        console.complain(f"log: the newest {limit} messages that go by {name}: see --limit")
+
+
+def _story(life: Explained) -> str:
+    """A message's life for people: a line for each thing that happened, in its order."""
+    place = f"chunk {life.chunk} of {life.campaign_id} at {life.operator}, position {life.position}"
+    told = {
+        "reserved": _at(life.reserved_at),
+        "planned": life.chunk and f"{place}, since {_at(life.chunk_opened_at)} at the earliest",
+        "handed": "; ".join(f"{_at(each.at)} to {each.instance}" for each in life.handed),
+        "queue id": "; ".join(
+            f"{each.queue_id} at {each.instance}, since {_at(each.seen_at)}"
+            for each in life.queue_ids
+        ),
+        "fence": "; ".join(
+            f"{each.reason} of {each.instance}, asked {_at(each.asked_at)},"
+            f" {'judged ' + _at(each.judged_at) if each.judged_at else 'not judged yet'}"
+            for each in life.fences
+        ),
+        "state": " ".join(
+            (
+                life.state,
+                f"since {_at(life.status_at)}" if life.status_at else "",
+                f"after {life.attempts} attempts" if life.attempts > 1 else "",
+            )
+        ),
+        "reply": life.reply and f"{life.reply} ({life.reply_class or life.dsn or '-'})",
+        "not told": "; ".join(f"{each.status} of {_at(each.at)}" for each in life.untold),
+        "next": life.next,
+    }
+    head = f"dispatch {life.dispatch_id}: {life.email_key} of {life.campaign_id} for {life.user_id} <{life.email or ''}>"
+    lines = [head, *(f"  {name:9} {text.strip()}" for name, text in told.items() if text)]
+    return "\n".join(line if line.isprintable() else repr(line)[1:-1] for line in lines)
+
+
+def _at(time: datetime | None) -> str:
+    return f"{time.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}" if time else ""
