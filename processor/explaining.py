@@ -126,29 +126,30 @@ SELECT d.dispatch_id, d.user_id, d.campaign_id, d.email_key, m.email,
  WHERE d.dispatch_id = ANY (%s)
  ORDER BY d.dispatch_id DESC"""
 
-# When it was first handed over, or not after that: of one that was handed over once it is known.
-_FIRST: Final = (
-    "CASE WHEN m.handovers = 1 THEN coalesce(m.handed_at, k.opened_at) ELSE k.opened_at END"
-)
+# When it was handed over, or all the time that its chunk was there if that was more than once: so indexes on time lead to it.
+_HANDED_OVER: Final = """
+WITH m AS MATERIALIZED (
+  SELECT m.dispatch_id, m.chunk_id, m.position, k.operator, m.handed_at, m.status_at,
+         CASE WHEN m.handovers = 1 THEN coalesce(m.handed_at, k.opened_at) ELSE k.opened_at END AS first_at
+    FROM messages m JOIN chunks k USING (chunk_id) WHERE m.dispatch_id = ANY (%s) AND m.handovers > 0)"""
 
-# The instances that held the chunk, and the time, lead through the index.
-_HANDED: Final = f"""
+# OFFSET keeps the inner query apart, so that all its bounds are the index's.
+_HANDED: Final = f"""{_HANDED_OVER}
 SELECT m.dispatch_id, h.at, h.instance
-  FROM messages m JOIN chunks k USING (chunk_id) JOIN claims l USING (chunk_id)
-  JOIN handovers h ON h.instance = l.instance AND h.operator = k.operator AND h.at >= {_FIRST}
-                  AND h.at <= coalesce(m.handed_at, 'infinity') AND h.chunk_id = k.chunk_id
-                  AND m.position = ANY (h.positions)
- WHERE m.dispatch_id = ANY (%s) AND m.handovers > 0
- ORDER BY h.at"""  # noqa: S608  no values
+  FROM m JOIN claims l USING (chunk_id)
+  CROSS JOIN LATERAL (
+    SELECT * FROM handovers h
+     WHERE h.instance = l.instance AND h.operator = m.operator
+       AND h.at BETWEEN m.first_at AND coalesce(m.handed_at, 'infinity') OFFSET 0) h
+ WHERE h.chunk_id = m.chunk_id AND m.position = ANY (h.positions) ORDER BY h.at"""  # noqa: S608  no values
 
-# Between the hand-over and the last line; a host's clock may be wrong, and its lines all in the same way.
-_QUEUE_IDS: Final = f"""
-SELECT q.dispatch_id, q.instance, q.queue_id, q.seen_at
-  FROM messages m JOIN chunks k USING (chunk_id) JOIN claims l USING (chunk_id)
+# From the hand-over to the last line; a host's clock may be wrong, for all its lines in the same way.
+_QUEUE_IDS: Final = f"""{_HANDED_OVER}
+SELECT m.dispatch_id, q.instance, q.queue_id, q.seen_at
+  FROM m JOIN claims l USING (chunk_id)
   JOIN queue_ids q ON q.instance = l.instance AND q.dispatch_id = m.dispatch_id
-                  AND q.seen_at >= least({_FIRST}, m.status_at) - interval '1 hour'
+                  AND q.seen_at >= least(m.first_at, m.status_at) - interval '1 hour'
                   AND q.seen_at <= coalesce(greatest(m.handed_at, m.status_at) + interval '1 hour', 'infinity')
- WHERE m.dispatch_id = ANY (%s) AND m.handovers > 0
  ORDER BY q.seen_at"""  # noqa: S608  no values
 
 _FENCES: Final = """

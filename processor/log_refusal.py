@@ -71,11 +71,16 @@ def _split_context(rest: str) -> tuple[str, str | None, str | None]:
 
 
 def _split_inner_context(rest: str) -> tuple[str, str | None, str | None]:
-    """The same of a header check: what was refused stands before the context, the reason after it.
+    """The same of a header check: `HEADER from CLIENT; from=<A> to=<A> proto=P helo=<H>[: REASON]`.
 
-    A header may hold what looks like a context; the true one is the last.
+    A header may hold what looks like a context; the true one is the last, and follows the client. A cut line may end
+    before it.
     """
-    mark = rest.rfind("; from=<")
-    if mark < 0 or (context := _CONTEXT.match(rest, mark)) is None:
+    mark = max(rest.rfind("; from=<"), 0)
+    context = _CONTEXT.match(rest, mark)
+    if context is None or " " in rest[:mark].rpartition(" from ")[2]:
         return rest, None, None
-    return rest[:mark] + rest[context.end() :], context["sender"], context["recipient"]
+    before, after = rest[:mark], rest[context.end() :]
+    if after and not after.startswith(": "):
+        return rest, None, None
+    return before + after, context["sender"], context["recipient"]

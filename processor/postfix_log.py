@@ -199,9 +199,9 @@ def parse(tag: str, message: str) -> Line:
         return Other()
     queue_id, said = head["queue_id"], message[head.start("word") :]
     read = (_REFUSALS if queue_id == _NOQUEUE else _READERS).get(head["word"])
-    if read is None:
-        return Other(queue_id if _DIGIT.search(queue_id) else None)
-    return read(program, queue_id, said) or Other(queue_id, unknown=True)
+    if read is not None and (line := read(program, queue_id, said)) is not None:
+        return line
+    return Other(queue_id if _DIGIT.search(queue_id) else None, unknown=read is not None)
 
 
 _DIGIT: Final = re.compile("[0-9]")  # none of the words that may stand there instead has one

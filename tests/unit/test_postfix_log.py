@@ -596,6 +596,7 @@ def test_refusals(message: str, expected: Line) -> None:
         ("postfix-a/master", "3F5A91C0B5: removed", Other()),
         ("postfix-a/master", "reload -- version 3.7.11, configuration /e", Other()),
         ("postfix-a/smtp", "warning: 3F5A91C0B5: to=<a>, status=sent (ok)", Other()),
+        ("postfix-a/smtpd", "NOQUEUE: reject: ", Other(unknown=True)),
         ("postfix-a/smtpd", "NOQUEUE: to=<a>, relay=none, delay=0, status=sent (ok)", Other()),
         ("CRON", "(root) CMD (true)", Other()),
     ],
