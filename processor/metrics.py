@@ -35,6 +35,11 @@ PLANNED: Final = Counter(
 )
 
 LOG_LINES: Final = Counter("fairpost_log_lines_total", "Lines of Postfix's logs by kind.", ["kind"])
+OTHER_LOG_LINES: Final = Counter(
+    "fairpost_other_log_lines_total",
+    "Lines of kind other, by the program that wrote them and by form: plain, or unknown, which may hide an outcome.",
+    ["program", "form"],
+)
 OUTCOMES: Final = Counter(
     "fairpost_outcomes_total", "Lines that changed a message, by the state they told.", ["state"]
 )

@@ -15,12 +15,12 @@ What this module leans on:
 
 import re
 from collections.abc import Callable
-from itertools import islice
 from typing import Final, Literal
 
 from msgspec import Struct
 
 from contract.envelope import fence_of
+from processor.log_refusal import address_pattern, refusal_of
 
 _NOQUEUE: Final = "NOQUEUE"
 
@@ -60,14 +60,6 @@ class Delivery(Struct, frozen=True, tag_field="kind", tag="delivery"):
     dsn: str | None
     status: Literal["sent", "deferred", "bounced"]
     text: str
-
-
-class Probe(Struct, frozen=True, tag_field="kind", tag="probe"):
-    """An address that Postfix verified without sending mail (`verify(8)`): never an outcome."""
-
-    queue_id: str
-    recipient: str
-    deliverable: bool
 
 
 class Expired(Struct, frozen=True, tag_field="kind", tag="expired"):
@@ -113,23 +105,31 @@ class Rejection(Struct, frozen=True, tag_field="kind", tag="reject"):
 
 
 class Hold(Struct, frozen=True, tag_field="kind", tag="hold"):
-    """The mail was put on hold, where it waits for a person, or `released`."""
+    """The mail was put on hold, where it waits for a person, or `released`.
 
-    queue_id: str
+    `queue_id` is None where a rule of smtpd holds mail that has none yet; `text` says why.
+    """
+
+    queue_id: str | None
     released: bool
+    text: str
+    sender: str | None = None
+    recipient: str | None = None
 
 
 class Requeue(Struct, frozen=True, tag_field="kind", tag="requeue"):
-    """`postsuper -r`: the mail leaves `queue_id` and goes on as `new_queue_id`, once that is known."""
+    """`postsuper -r`: the mail leaves `queue_id`; or, once `orig_id` is there, goes on as `queue_id`."""
 
     queue_id: str
-    new_queue_id: str | None
+    orig_id: str | None = None
+    sender: str | None = None
 
 
 class Fence(Struct, frozen=True, tag_field="kind", tag="fence"):
     """All that Postfix had accepted when the agent asked for `token` is logged before this line."""
 
     token: str
+    rejection: Rejection
 
 
 class DaemonStart(Struct, frozen=True, tag_field="kind", tag="daemon_start"):
@@ -142,24 +142,21 @@ class DaemonStop(Struct, frozen=True, tag_field="kind", tag="daemon_stop"):
     """Postfix is stopping. None, one or two lines for each stop: a crash leaves none."""
 
 
-class Reload(Struct, frozen=True, tag_field="kind", tag="reload"):
-    """`postfix reload`: the same `master` goes on, and keeps its sessions and its queue."""
-
-    version: str
-
-
 class Other(Struct, frozen=True, tag_field="kind", tag="other"):
     """Anything else, and all that decides nothing for a recipient.
 
-    So `status=deferred (bounce failed)`, which is about Postfix's own notification, and `host H
-    said: …` without `status=`, after which Postfix tried the next server.
+    So `status=deferred (bounce failed)`, which is about Postfix's own notification; `host H said: …`
+    without `status=`, after which Postfix tried the next server; the probes of `verify(8)`, which
+    send no mail. `unknown`: it begins as a line of a mail does, but in no form that is known.
     """
+
+    queue_id: str | None = None
+    unknown: bool = False
 
 
 Line = (
     QueueActive
     | Delivery
-    | Probe
     | Expired
     | Removed
     | BounceNotification
@@ -169,7 +166,6 @@ Line = (
     | Fence
     | DaemonStart
     | DaemonStop
-    | Reload
     | Other
 )
 
@@ -179,17 +175,12 @@ def kind(line: Line) -> str:
     return str(line.__struct_config__.tag)
 
 
-def instance(tag: str) -> str:
-    """The `syslog_name` of the Postfix that logged: `postfix-a` of `postfix-a/gmail/smtp`."""
-    return tag.partition("/")[0]
-
-
 def service(tag: str) -> str:
-    """The rest of a tag: `gmail/smtp` of `postfix-a/gmail/smtp`; empty where there is none."""
+    """What follows the `syslog_name` in a tag: `gmail/smtp` of `postfix-a/gmail/smtp`; or nothing."""
     return tag.partition("/")[2]
 
 
-_HEAD: Final = re.compile(r"(?P<queue_id>[0-9A-Za-z]{5,}+): (?P<word>[a-z][a-z-]*+)", re.ASCII)
+_HEAD: Final = re.compile(r"(?P<queue_id>[0-9A-Za-z]{5,}+): (?P<word>[a-z-]*+)", re.ASCII)
 
 
 def parse(tag: str, message: str) -> Line:
@@ -204,21 +195,23 @@ def parse(tag: str, message: str) -> Line:
     program = tag.rpartition("/")[2]
     if (lifecycle := _LIFECYCLE.get(program)) is not None:
         return lifecycle(message) or Other()
-    if (head := _HEAD.match(message)) is None or (read := _READERS.get(head["word"])) is None:
+    if (head := _HEAD.match(message)) is None:
         return Other()
-    return read(program, head["queue_id"], message[head.start("word") :]) or Other()
+    queue_id, said = head["queue_id"], message[head.start("word") :]
+    read = (_REFUSALS if queue_id == _NOQUEUE else _READERS).get(head["word"])
+    if read is not None and (line := read(program, queue_id, said)) is not None:
+        return line
+    return Other(queue_id if _DIGIT.search(queue_id) else None, unknown=read is not None)
 
 
-def _address(name: str) -> str:
-    """The pattern of an address in external form (`info_log_addr_form.c`), as the group `name`."""
-    return rf'<(?P<{name}>(?>"(?:[^"\\]|\\.)*+"[^>]*+|[^>]*+))>'
+_DIGIT: Final = re.compile("[0-9]")  # none of the words that may stand there instead has one
 
 
 _NUMBER: Final = re.compile(r"\d{1,15}+(?:\.\d{1,6}+)?", re.ASCII)
 _DSN: Final = re.compile(r"[245]\.\d{1,3}+\.\d{1,3}+(?!\S)", re.ASCII)
 _FIELD: Final = re.compile(r", ([a-z_]++)=([^\s,]++)")
 _ATTEMPT: Final = re.compile(
-    rf"to={_address('recipient')}(?:, orig_to={_address('orig_recipient')})?"
+    rf"to={address_pattern('recipient')}(?:, orig_to={address_pattern('orig_recipient')})?"
     r"(?P<fields>(?:, (?!status=)[a-z_]++=[^\s,]++)++), status=(?P<status>[A-Za-z-]++) \((?P<text>.*+)",
     re.DOTALL,
 )
@@ -228,11 +221,9 @@ _STATUSES: Final[dict[str, Literal["sent", "deferred", "bounced"]]] = {
     "bounced": "bounced",
     "SOFTBOUNCE": "deferred",
 }
-_PROBES: Final = {
-    "deliverable": True,
-    "undeliverable": False,
-    "undeliverable-but-not-cached": False,
-}
+_PROBES: Final = frozenset(
+    {"deliverable", "undeliverable", "undeliverable-but-not-cached", "expanded"}
+)
 
 
 def _attempt(_program: str, queue_id: str, said: str) -> Line | None:
@@ -242,8 +233,8 @@ def _attempt(_program: str, queue_id: str, said: str) -> Line | None:
     """
     if (attempt := _ATTEMPT.fullmatch(said)) is None:
         return None
-    if (deliverable := _PROBES.get(attempt["status"])) is not None:
-        return Probe(queue_id, attempt["recipient"], deliverable)
+    if attempt["status"] in _PROBES:
+        return Other(queue_id)
     if (status := _STATUSES.get(attempt["status"])) is None:
         return None
     fields: dict[str, str] = dict(_FIELD.findall(attempt["fields"]))
@@ -289,7 +280,7 @@ def _relay(text: str) -> Relay | None:
 
 
 _FROM: Final = re.compile(
-    rf"from={_address('sender')}, "
+    rf"from={address_pattern('sender')}, "
     r"(?:size=(?P<size>\d{1,18}+), nrcpt=(?P<recipients>\d{1,9}+) \(queue active\)"
     r"|status=(?P<forced>force-)?expired, returned to sender)",
     re.ASCII,
@@ -315,23 +306,37 @@ def _queue(program: str, queue_id: str, said: str) -> Line | None:
         case "removed":
             return Removed(queue_id, deleted=program == "postsuper")
         case "requeued":
-            return Requeue(queue_id, None)
+            return Requeue(queue_id)
         case "placed on hold":
-            return Hold(queue_id, released=False)
+            return Hold(queue_id, False, said)
         case "released from hold":
-            return Hold(queue_id, released=True)
+            return Hold(queue_id, True, said)
     return None
 
 
+_NOTIFICATION_FAILED: Final = re.compile(
+    r"status=deferred \((?:bounce|delay warning|verp-bounce|trace|whatever) failed\)"
+)
+
+
+def _status(_program: str, queue_id: str, said: str) -> Line | None:
+    """`abounce.c`, `bounce.c`: Postfix's own notification failed, and is tried again."""
+    return Other(queue_id) if _NOTIFICATION_FAILED.fullmatch(said) else None
+
+
 _PICKUP: Final = re.compile(
-    rf"uid=\d++ from={_address('sender')} orig_id=(?P<orig_id>[0-9A-Za-z]{{5,}}+)", re.ASCII
+    rf"uid=\d++ from={address_pattern('sender')}(?: orig_id=(?P<orig_id>[0-9A-Za-z]{{5,}}+))?",
+    re.ASCII,
 )
 
 
 def _pickup(_program: str, queue_id: str, said: str) -> Line | None:
-    """`pickup.c`, of requeued mail only: `uid=N from=<A> orig_id=ID`."""
-    line = _PICKUP.fullmatch(said)
-    return line and Requeue(line["orig_id"], queue_id)
+    """`pickup.c`: `uid=N from=<A>`, and ` orig_id=ID` of requeued mail."""
+    if (line := _PICKUP.fullmatch(said)) is None:
+        return None
+    if line["orig_id"] is None:
+        return Other(queue_id)
+    return Requeue(queue_id, line["orig_id"], line["sender"])
 
 
 _NOTIFICATION: Final = re.compile(
@@ -347,79 +352,46 @@ def _notification(_program: str, queue_id: str, said: str) -> Line | None:
     return line and BounceNotification(queue_id, line["notification_id"], line["about"])
 
 
-_REFUSAL: Final = re.compile(r"(?:milter-)?reject: (?P<stage>[A-Za-z-]++) (?P<rest>.*+)", re.DOTALL)
-_CLIENT: Final = re.compile(r"from [^\s\[]*+\[[^\]]*+\](?::\d++)?: ")
-_CONTEXT: Final = re.compile(
-    rf"; from={_address('sender')}(?: to={_address('recipient')})?"
-    r"(?: proto=\S++)?(?: helo=<[^>]*+>)?(?: sasl_[a-z]++=\S++)*+"
-)
-_CONTEXTS: Final = 8  # tried at most: keeps the time linear
-
-
-def _rejection(_program: str, queue_id: str, said: str) -> Line | None:
-    """`smtpd_check.c` (log_whatsup), `cleanup_milter.c`; `cleanup_message.c` for header checks.
-
-    `reject: STAGE from NAME[ADDRESS]: TEXT;[ from=<A>][ to=<A>][ proto=P][ helo=<H>]`; header checks
-    put the header after `STAGE` and their text last, and keep their addresses in `text`.
-    """
-    if (refusal := _REFUSAL.fullmatch(said)) is None:
+def _refusal(_program: str, queue_id: str, said: str) -> Line | None:
+    """Any of `log_refusal`'s forms. What the feed service refused for a fence is no refusal."""
+    if (refusal := refusal_of(said)) is None:
         return None
-    text, context = _split_context(refusal["rest"])
-    sender = context and context["sender"]
-    if queue_id == _NOQUEUE and (token := fence_of(sender or "")) is not None:
-        return Fence(token)
-    return Rejection(
-        queue_id=None if queue_id == _NOQUEUE else queue_id,
-        stage=refusal["stage"],
-        sender=sender,
-        recipient=context and context["recipient"],
-        text=text[client.end() if (client := _CLIENT.match(text)) else 0 :],
-    )
+    known_id = None if queue_id == _NOQUEUE else queue_id
+    sender, recipient = refusal.sender, refusal.recipient
+    if refusal.action == "hold":
+        return Hold(known_id, False, refusal.text, sender, recipient)
+    rejection = Rejection(known_id, refusal.stage, sender, recipient, refusal.text)
+    if known_id is None and (token := fence_of(sender or "")) is not None:
+        return Fence(token, rejection)
+    return rejection
 
 
-def _split_context(rest: str) -> tuple[str, re.Match[str] | None]:
-    """The text, and the addresses after it.
-
-    The text repeats the recipient in internal form, unquoted, and `to=` has it once more: both may
-    hold what looks like a context. The true one is the first that reaches the end of the line.
-    """
-    for mark in islice(re.finditer("; from=<", rest), _CONTEXTS):
-        if (context := _CONTEXT.fullmatch(rest, mark.start())) is not None:
-            return rest[: mark.start()], context
-    return rest.rpartition("; proto=")[0] or rest, None
-
-
-def _hold(_program: str, queue_id: str, _said: str) -> Line | None:
-    """`hold: …` and `milter-hold: …` of the same sources: the mail will go to the hold queue."""
-    return None if queue_id == _NOQUEUE else Hold(queue_id, released=False)
-
-
-_READERS: Final[dict[str, Callable[[str, str, str], Line | None]]] = {
+_Reader = Callable[[str, str, str], Line | None]
+_REFUSALS: Final[dict[str, _Reader]] = dict.fromkeys(
+    ("reject", "milter-reject", "hold", "milter-hold"), _refusal
+)
+_READERS: Final[dict[str, _Reader]] = _REFUSALS | {
     "to": _attempt,
     "from": _from,
     "removed": _queue,
     "requeued": _queue,
     "placed": _queue,
     "released": _queue,
+    "status": _status,
     "uid": _pickup,
     "sender": _notification,
     "postmaster": _notification,
-    "reject": _rejection,
-    "milter-reject": _rejection,
-    "hold": _hold,
-    "milter-hold": _hold,
 }
 
-_MASTER: Final = re.compile(r"(?P<what>daemon started|reload) -- version (?P<version>[^\s,]++)")
+_DAEMON_STARTED: Final = re.compile(r"daemon started -- version (?P<version>[^\s,]++)")
 
 
 def _master(message: str) -> Line | None:
     """`master.c`: `daemon started -- version V, configuration D` and the like; `master_sig.c`."""
     if message.startswith(("terminating on signal ", "master exit time has arrived")):
         return DaemonStop()
-    if (line := _MASTER.match(message)) is None:
-        return None
-    return Reload(line["version"]) if line["what"] == "reload" else DaemonStart(line["version"])
+    started = _DAEMON_STARTED.match(message)
+    return started and DaemonStart(started["version"])
 
 
 def _postfix_script(message: str) -> Line | None:

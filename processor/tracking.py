@@ -30,6 +30,7 @@ from processor.blocks import run_blocks
 from processor.consuming import Record
 from processor.fences import judge_fences, lose_evidence, see_fence
 from processor.replies import classify
+from processor.unknown_forms import UnknownForms
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,8 @@ STEP: Final = "tracking"
 BLOCK_SIZE: Final = 2_000
 MAX_REPLY: Final = 2_000
 """Characters of a reply that are kept; a line of Postfix's log holds no more."""
+
+_UNKNOWN_FORMS: Final = UnknownForms()
 
 # Lines in the order of the log: answers how many changed a message by state, and under null how many wait.
 _TRACK: Final = """
@@ -81,6 +84,7 @@ def told_by(line: PostfixLine, now: datetime, tz: tzinfo) -> Told | FenceSeen | 
     """
     parsed = postfix_log.parse(line.tag, line.message)
     metrics.LOG_LINES.labels(postfix_log.kind(parsed)).inc()
+    _UNKNOWN_FORMS.see(line.tag, line.message, parsed, now)
     at = log_header.stamp(line.time, now, tz)
     match parsed:
         case postfix_log.QueueActive():

@@ -15,6 +15,7 @@ from processor.cli import (
     dead_letters,
     dispatches,
     instances,
+    log,
     migrate,
     operators,
     processes,
@@ -25,6 +26,7 @@ from processor.cli import (
     uncertain,
 )
 from processor.dead_letter_topic import DeadLetterError
+from processor.explaining import UnknownMessageError
 from processor.instances import InstanceError
 from processor.operators import OperatorError
 from processor.overview import CampaignError
@@ -83,6 +85,7 @@ for command in (
     sending.sending,
     dispatches.dispatches,
     dead_letters.dead_letters,
+    log.log,
 ):
     cli.add_command(command)
 
@@ -99,6 +102,7 @@ def main() -> NoReturn:
             InstanceError,
             OperatorError,
             DeadLetterError,
+            UnknownMessageError,
             OperatorsError,
         ),
     )
