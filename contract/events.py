@@ -227,7 +227,7 @@ DeliveryLogRecord = PostfixLine | AgentReport
 
 # ------------------------------------------------------------------ what comes out
 
-ReplyClass = Literal["hard", "soft", "unknown"]
+ReplyClass = Literal["hard", "full", "rate", "policy", "soft", "unknown"]
 """What a refusal means for the address: never again, later, or not known."""
 
 
