@@ -15,6 +15,7 @@ from processor.cli import (
     dead_letters,
     dispatches,
     instances,
+    log,
     migrate,
     operators,
     processes,
@@ -83,6 +84,7 @@ for command in (
     sending.sending,
     dispatches.dispatches,
     dead_letters.dead_letters,
+    log.log,
 ):
     cli.add_command(command)
 
