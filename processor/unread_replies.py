@@ -5,8 +5,8 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from processor import metrics
+from processor.phrases import words_of
 from processor.replies import Verdict
-from processor.reply_rules import words_of
 
 logger = logging.getLogger(__name__)
 
@@ -44,4 +44,6 @@ def anonymous(text: str, recipient: str) -> str:
     """The words of a text without addresses, numbers, and what names the recipient; at most 40 of them."""
     names = set(words_of(recipient.replace("@", " ")))
     words = ["…" if word in names or word == "@" else word for word in words_of(text)[:MAX_WORDS]]
-    return " ".join("#" if word[0].isdigit() and len(word) > len("5.1.10") else word for word in words)
+    return " ".join(
+        "#" if word[0].isdigit() and len(word) > len("5.1.10") else word for word in words
+    )

@@ -16,7 +16,9 @@ from processor.log_header import split_header
 from processor.replies import Verdict, classify
 
 _STDIN: Final = "-"
-_QUEUE_ID: Final = re.compile(r"[0-9A-Za-z]{5,}+: (?=host |connect to |lost |conversation )", re.ASCII)
+_QUEUE_ID: Final = re.compile(
+    r"[0-9A-Za-z]{5,}+: (?=host |connect to |lost |conversation )", re.ASCII
+)
 
 
 class Judged(Struct, frozen=True):
@@ -74,8 +76,9 @@ def judge(text: str) -> Verdict | None:
         case postfix_log.Rejection() as rejection:
             return classify(rejection.text)
         case postfix_log.Other():
-            queue_id = _QUEUE_ID.match(message)
-            return classify(message[queue_id.end() if queue_id else 0 :])
+            if (queue_id := _QUEUE_ID.match(message)) is not None:
+                return classify(message[queue_id.end() :])
+            return classify(message) if message and header is None else None
         case _:
             return None
 
