@@ -6,7 +6,6 @@ each with `str.find`: the time is linear in the text's length, and hardly grows 
 """
 
 import re
-import string
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,27 +20,35 @@ _OTHER_LETTERS: Final = str.maketrans(
 )
 _UNQUOTED: Final = str.maketrans("", "", _QUOTES)
 _IDEOGRAPHS: Final = "\u2e80-\u9fff"
-_WORD: Final = re.compile(
-    rf"[{_IDEOGRAPHS}]|[^\W_{_IDEOGRAPHS}\0]++(?:\0[^\W_{_IDEOGRAPHS}\0]++)*+|@"
-)
-_ASCII_WORDS: Final = bytes.maketrans(
-    (string.ascii_uppercase + string.punctuation.replace("@", "") + "\0").encode(),
-    (string.ascii_lowercase + " " * (len(string.punctuation) - 1) + ".").encode(),
-)
+_MARK: Final = "\0"
+"""Stands for a dot within a number, while other dots go."""
+_LETTER: Final = rf"[^\W_{_IDEOGRAPHS}]"
+_WORD: Final = re.compile(rf"[{_IDEOGRAPHS}]|{_LETTER}++(?:{_MARK}{_LETTER}++)*+|@")
+
+
+def _ascii_letter(letter: str) -> str:
+    if letter == _MARK:
+        return "."
+    return letter.lower() if letter.isalnum() or letter == "@" else " "
+
+
+_ASCII_LETTERS: Final = bytes(ord(_ascii_letter(chr(n))) for n in range(128)) + bytes(128)
 
 
 def words_of(text: str) -> list[str]:
     """The words of a text: without case, accents and punctuation; an address is `@`, a number keeps its dots."""
+    if _MARK in text:
+        text = text.replace(_MARK, " ")
     if "@" in text:
         pieces = text.translate(_AROUND_ADDRESSES).split()
         text = " ".join(["@" if "@" in piece else piece for piece in pieces])
     if "." in text:
-        text = _DECIMAL_DOT.sub("\0", text)
+        text = _DECIMAL_DOT.sub(_MARK, text)
     if text.isascii():
-        return text.encode().translate(_ASCII_WORDS, b"'`").decode().split()
+        return text.encode().translate(_ASCII_LETTERS, b"'`").decode().split()
     folded = unicodedata.normalize("NFKD", text.translate(_OTHER_LETTERS)).translate(_UNQUOTED)
     letters = "".join(letter for letter in folded if not unicodedata.combining(letter))
-    return [word.replace("\0", ".") for word in _WORD.findall(letters.lower())]
+    return [word.replace(_MARK, ".") for word in _WORD.findall(letters.lower())]
 
 
 def parts_of(phrase: str) -> list[list[str]]:

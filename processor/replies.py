@@ -60,7 +60,9 @@ def reply_of(text: str) -> Reply | None:
         text = _LINE_END.sub(" ", text.strip())
     said_by = _SAID_BY.match(text)
     host = said_by and said_by["host"]
-    said, command = _without_command(text[said_by.end() :]) if said_by else (text, None)
+    said, command = text[said_by.end() if said_by else 0 :], None
+    if said_by or said.endswith(" command)"):
+        said, command = _without_command(said)
     if (code := _CODE.match(said)) is None:
         return Reply(host, None, None, said.strip(), command) if said_by else None
     lines = _lines(code["code"], said[4:]) if code["mark"] == "-" else [said[4:]]

@@ -107,7 +107,7 @@ def told_by(line: PostfixLine, now: datetime, tz: tzinfo) -> Told | FenceSeen | 
                 None,
                 MessageState(parsed.status),
                 at,
-                verdict and verdict.reply_class,
+                verdict.reply_class if verdict else None,
                 parsed.dsn,
                 parsed.text[:MAX_REPLY],
             )

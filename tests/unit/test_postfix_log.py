@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from processor import postfix_log, replies
+from processor import phrases, postfix_log, replies
 from processor.log_header import Header, split_header
 from processor.postfix_log import (
     BounceNotification,
@@ -665,7 +665,7 @@ def unbounded_repeats(parsed: Any) -> Iterator[str]:
                     yield from unbounded_repeats(branch)
 
 
-@pytest.mark.parametrize("module", [postfix_log, replies])
+@pytest.mark.parametrize("module", [postfix_log, replies, phrases])
 def test_patterns_never_backtrack(module: ModuleType) -> None:
     """Every unbounded repeat is possessive, so no line can make a pattern try its parts over."""
     sre = importlib.import_module("re._parser")
