@@ -10,6 +10,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import repeat
 from typing import Final, Generic, TypeVar
 
 _AROUND_ADDRESSES: Final = str.maketrans(dict.fromkeys('<>()[]:;,"', " "))
@@ -95,7 +96,7 @@ class Phrases(Generic[_T]):
             if not parts_of(phrase):
                 raise ValueError(f"the phrase {phrase!r} has no words")
         uses = Counter(word for _, phrase in owned for part in parts_of(phrase) for word in part)
-        self._words = frozenset(uses)
+        self._known = {word: word for word in uses}
         self._by_key: dict[str, list[_Phrase[_T]]] = {}
         for order, (owner, phrase) in enumerate(owned):
             read = _Phrase(order, owner, phrase, uses)
@@ -104,8 +105,7 @@ class Phrases(Generic[_T]):
 
     def first(self, words: Sequence[str]) -> _T | None:
         """The owner of the first phrase, in the order given, that stands in these words; None: none does."""
-        known = self._words
-        return self._found(" ".join([word if word in known else _OTHER for word in words]))
+        return self._found(" ".join(map(self._known.get, words, repeat(_OTHER))))
 
     def _find(self, text: str) -> _T | None:
         padded = f" {text} "

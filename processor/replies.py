@@ -96,7 +96,7 @@ def _lines(code: str, said: str) -> list[str]:
 
 def _without_dsn(line: str) -> str:
     line = line.strip()
-    dsn = _DSN.match(line)
+    dsn = _DSN.match(line) if line[1:2] == "." else None
     return line[dsn.end() :].lstrip() if dsn else line
 
 
