@@ -227,8 +227,9 @@ DeliveryLogRecord = PostfixLine | AgentReport
 
 # ------------------------------------------------------------------ what comes out
 
-ReplyClass = Literal["hard", "soft", "unknown"]
-"""What a refusal means for the address: never again, later, or not known."""
+ReplyClass = Literal["hard", "full", "rate", "policy", "soft", "unknown"]
+"""Whose matter a refusal is: the address is not there, its mailbox is full, we send too fast, we are not wanted as a
+sender or with this mail, or something that may pass; or not known."""
 
 
 class DeliveryStatus(Struct, frozen=True, kw_only=True):

@@ -46,6 +46,12 @@ OUTCOMES: Final = Counter(
 EARLY_LINES: Final = Counter(
     "fairpost_early_lines_total", "Lines that came before their queue id was known."
 )
+REPLIES: Final = Counter(
+    "fairpost_replies_total", "Refusals of other servers by class and reason.", ["class", "reason"]
+)
+UNREAD_REPLIES: Final = Counter(
+    "fairpost_replies_unread_total", "Refusals that no rule of replies.toml knows."
+)
 AGENT_REPORTS: Final = Counter(
     "fairpost_agent_reports_total", "Records of the agents, by event.", ["event"]
 )

@@ -31,6 +31,7 @@ from processor.consuming import Record
 from processor.fences import judge_fences, lose_evidence, see_fence
 from processor.replies import classify
 from processor.unknown_forms import UnknownForms
+from processor.unread_replies import UnreadReplies
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ MAX_REPLY: Final = 2_000
 """Characters of a reply that are kept; a line of Postfix's log holds no more."""
 
 _UNKNOWN_FORMS: Final = UnknownForms()
+_UNREAD_REPLIES: Final = UnreadReplies()
 
 # Lines in the order of the log: answers how many changed a message by state, and under null how many wait.
 _TRACK: Final = """
@@ -96,13 +98,19 @@ def told_by(line: PostfixLine, now: datetime, tz: tzinfo) -> Told | FenceSeen | 
                 at,
             )
         case postfix_log.Delivery():
+            relay = parsed.relay.host if parsed.relay else None
+            verdict = classify(
+                parsed.text, parsed.dsn, parsed.status, recipient=parsed.recipient, relay=relay
+            )
+            if verdict is not None:
+                _UNREAD_REPLIES.count(verdict, parsed.text, parsed.recipient, now)
             return Told(
                 line.instance,
                 parsed.queue_id,
                 None,
                 MessageState(parsed.status),
                 at,
-                classify(parsed.dsn, parsed.status),
+                verdict.reply_class if verdict else None,
                 parsed.dsn,
                 parsed.text[:MAX_REPLY],
             )

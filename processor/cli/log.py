@@ -19,6 +19,7 @@ from msgspec import structs
 from contract import console
 from contract.console import CommandError
 from processor.advice import advice
+from processor.cli.classify import classify_
 from processor.cli.session import json_option, settings_of, with_database
 from processor.explaining import Life, count_roughly, of_dispatch, of_email, of_queue_id
 from processor.log_line import LogLine, in_words, read_line
@@ -254,3 +255,6 @@ def _story(life: Explained) -> str:
 
 def _at(time: datetime | None) -> str:
     return f"{time.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}" if time else ""
+
+
+log.add_command(classify_)

@@ -60,7 +60,7 @@ def test_a_campaign_reaches_every_mailbox_once(build: Build) -> None:
                 assert (told[-1].reply_class, told[-1].dsn) == ("hard", "5.1.1")
             case "full":
                 assert set(statuses[1:]) == {"deferred"}
-                assert (told[-1].reply_class, told[-1].dsn) == ("soft", "4.2.2")
+                assert (told[-1].reply_class, told[-1].dsn) == ("full", "4.2.2")
             case "grey":
                 assert statuses[1] == "deferred"
                 assert statuses[-1] == "sent"

@@ -3,7 +3,7 @@
 import string
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -23,6 +23,7 @@ from contract.events import (
     DueEmail,
     EventError,
     PostfixLine,
+    ReplyClass,
     SendEmail,
     Template,
     campaign_event_type,
@@ -189,7 +190,7 @@ statuses = st.builds(
     campaign_id=ids,
     email_key=ids,
     status=texts,
-    reply_class=st.sampled_from([None, "hard", "soft", "unknown"]),
+    reply_class=st.sampled_from([None, *get_args(ReplyClass)]),
     dsn=st.none() | texts,
     reply=st.none() | texts,
     attempt=st.integers(0, 100),

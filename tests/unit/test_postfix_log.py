@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from processor import log_refusal, postfix_log, replies
+from processor import log_refusal, phrases, postfix_log, replies
 from processor.log_header import Header, split_header
 from processor.postfix_log import (
     BounceNotification,
@@ -835,7 +835,7 @@ def unbounded_repeats(parsed: Any) -> Iterator[str]:
                     yield from unbounded_repeats(branch)
 
 
-@pytest.mark.parametrize("module", [postfix_log, log_refusal, replies])
+@pytest.mark.parametrize("module", [postfix_log, log_refusal, replies, phrases])
 def test_patterns_never_backtrack(module: ModuleType) -> None:
     """Every unbounded repeat is possessive, so no line can make a pattern try its parts over."""
     sre = importlib.import_module("re._parser")

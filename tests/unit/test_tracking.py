@@ -75,7 +75,7 @@ def test_other_mail_is_told_without_a_dispatch(sender: str) -> None:
             "4.2.2",
             "host mx said: 452 4.2.2 full (in reply to RCPT TO command)",
             MessageState.DEFERRED,
-            "soft",
+            "full",
         ),
         (
             "bounced",
@@ -84,8 +84,9 @@ def test_other_mail_is_told_without_a_dispatch(sender: str) -> None:
             MessageState.BOUNCED,
             "hard",
         ),
-        ("bounced", "5.7.1", "host mx said: 550 5.7.1 spam", MessageState.BOUNCED, "unknown"),
-        ("SOFTBOUNCE", "5.1.1", "host mx said: 550 no", MessageState.DEFERRED, "unknown"),
+        ("bounced", "5.7.1", "host mx said: 550 5.7.1 spam", MessageState.BOUNCED, "policy"),
+        ("bounced", "5.0.0", "host mx said: 550 hm", MessageState.BOUNCED, "unknown"),
+        ("SOFTBOUNCE", "5.1.1", "host mx said: 550 no", MessageState.DEFERRED, "soft"),
     ],
 )
 def test_a_delivery_tells_its_outcome(
