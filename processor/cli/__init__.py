@@ -21,6 +21,7 @@ from processor.cli import (
     publish,
     retention,
     sending,
+    suppressions,
     topics,
     uncertain,
 )
@@ -78,6 +79,7 @@ for command in (
     campaigns.campaigns,
     instances.instances,
     uncertain.uncertain,
+    suppressions.suppressions,
     retention.prune,
     retention.forget,
     sending.sending,
