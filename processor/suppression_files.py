@@ -62,7 +62,10 @@ def _read_list(lines: Iterable[bytes], reason: str, campaign_id: str | None) -> 
 
 
 def _header_complaint(line: bytes) -> str | None:
-    header = [name.strip() for name in next(csv.reader([line.decode("utf-8", "replace")]))]
+    try:
+        header = [name.strip() for name in next(csv.reader([line.decode("utf-8", "replace")]))]
+    except csv.Error:
+        header = []
     names = ", ".join(COLUMNS)
     if "email" not in header:
         return f"is neither an address nor a header with a column email ({names})"
