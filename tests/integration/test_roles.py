@@ -92,7 +92,7 @@ def test_sides_define_nothing(database: Database, role: str, statement: str) -> 
         "SELECT reserve('{}', '{}', '{}', '{}', '{}')",
         "SELECT track('{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')",
         "SELECT why_closed('c', 'other', 'postfix-a')",
-        "SELECT state_unsent(false, now(), 'a@b.test', 'a@b.test', 'c')",
+        "SELECT suppressing('a@b.test', 'c')",
         "SELECT mailbox_of('a@b.test', NULL)",
         "SELECT mailbox_forms('a@b.test')",
     ],

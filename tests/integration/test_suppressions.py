@@ -4,7 +4,7 @@ import asyncio
 import getpass
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from contract.addresses import suppression_key
+from contract.database import Pool
 from contract.events import PostfixLine
 from contract.operators import Operator
 from processor import metrics
@@ -30,18 +31,22 @@ from processor.suppressions import (
     remove,
 )
 from processor.tracking import Tracking
+from tests.conftest import Database
 from tests.integration.conftest import (
+    INSTANCE,
     START,
     Fairpost,
     Post,
     due,
     fetch,
     fetch_one,
+    pool_of,
     scheduled,
 )
 from tests.integration.test_tracking import bounced, delivery, expired, queued, sent, track
 
 ADDRESS = "Some.One@Köln.test"
+OTHER = "postfix-b"
 FORMS = (
     "some.one@xn--kln-sna.test",
     "SOME.ONE@XN--KLN-SNA.TEST.",
@@ -57,17 +62,17 @@ async def plan(post: Post, campaign_id: str, *emails: str) -> list[int]:
     return await post.plan([due(n, campaign_id, email=email) for n, email in enumerate(emails)])
 
 
-async def hand_all(post: Post, operator: str = "other") -> list[int]:
+async def hand_all(post: Post, operator: str = "other", instance: str = INSTANCE) -> list[int]:
     """Hands over all that is planned; which dispatches went out, in order."""
     await post.ripen()
     handed: list[int] = []
-    while (claim := await post.claims().claim(operator)) is not None:
-        handover = post.handover()
+    while (claim := await post.claims(instance).claim(operator)) is not None:
+        handover = post.handover(instance)
         number = 1
         while (batch := await handover.write_ahead(claim, number, 100)).outcome == "batch":
             handed += [recipient.dispatch_id for recipient in batch.recipients]
             number += 1
-        await post.claims().release(claim)
+        await post.claims(instance).release(claim)
     return sorted(handed)
 
 
@@ -444,45 +449,50 @@ async def test_they_are_counted(post: Post) -> None:
 
 
 async def test_everything_at_once(
-    post: Post, tracking: Tracking, refusals: Callable[[], list[str]]
+    post: Post, database: Database, refusals: Callable[[], list[str]]
 ) -> None:
     """Bounces, people, imports, hand-overs and users who are forgotten get into nobody's way, on the same few mailboxes."""
     emails = [f"user{n}@shop.test" for n in range(40)]
-    ids = await plan(post, "c", *emails)
-    await hand_all(post)
-    await track(tracking, *map(queued, ids))
+    ids = {}
+    for instance in (INSTANCE, OTHER):
+        ids[instance] = await plan(post, instance, *emails)
+        await hand_all(post, instance=instance)
+        await track(
+            Tracking(post.worker, UTC), *(queued(d, instance=instance) for d in ids[instance])
+        )
     await plan(post, "d", *emails)
     await post.ripen()
     chance = random.Random(4711)
 
-    async def bounce(some: Sequence[int]) -> None:
-        await track(tracking, *map(bounced, some))
+    async def bounce(pool: Pool, instance: str) -> None:
+        some = chance.sample(ids[instance], 20)
+        await track(Tracking(pool, UTC), *(bounced(d, instance=instance) for d in some))
 
-    async def import_all() -> None:
+    async def import_all(pool: Pool) -> None:
         given = [Suppression(email, chance.choice([None, "d"]), "left") for email in emails]
         chance.shuffle(given)
-        async with post.worker.connection() as connection:
+        async with pool.connection() as connection:
             await import_block(connection, given, "ben", "left.csv")
 
-    async def forget_one(number: int) -> None:
-        async with post.worker.connection() as connection:
+    async def forget_one(pool: Pool, number: int) -> None:
+        async with pool.connection() as connection:
             await forget(connection, f"user{number}", "ann")
 
-    work = [
-        *(bounce(chance.sample(ids, 20)) for _ in range(16)),
-        *(suppress(post, *chance.sample(emails, 20)) for _ in range(16)),
-        *(let_through(post, *chance.sample(emails, 20), everywhere=True) for _ in range(16)),
-        *(import_all() for _ in range(8)),
-        *(forget_one(number) for number in range(0, 40, 5)),
-        hand_all(post),
-    ]
-    chance.shuffle(work)
-    await asyncio.gather(*work)
+    async with pool_of(database.worker, 32) as pool:
+        post.worker = pool
+        work = [
+            *(bounce(pool, instance) for instance in ids for _ in range(8)),
+            *(suppress(post, *chance.sample(emails, 20)) for _ in range(16)),
+            *(let_through(post, *chance.sample(emails, 20), everywhere=True) for _ in range(16)),
+            *(import_all(pool) for _ in range(8)),
+            *(forget_one(pool, number) for number in range(0, 40, 5)),
+            hand_all(post),
+        ]
+        chance.shuffle(work)
+        await asyncio.gather(*work)
     assert refusals() == []
     states = await post.states()
-    assert all(
-        states[dispatch_id] == "bounced" for dispatch_id in ids if states[dispatch_id] != "queued"
-    )
+    assert {states[d] for found in ids.values() for d in found} <= {"queued", "bounced"}
     assert "planned" not in states.values()
 
 
