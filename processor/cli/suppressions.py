@@ -111,9 +111,9 @@ def import_(
       fairpost suppressions import unsubscribed.csv
       export-unsubscribed | fairpost suppressions import - --campaign spring
     """
+    settings = settings_of(context)
     name = click.format_filename(file.name)
     reason = reason if reason is not None else f"imported by {actor()}"
-    settings = settings_of(context)
 
     async def run(connection: AsyncConnection[Any]) -> tuple[int, int, int]:
         added = again = bad = 0
