@@ -1,10 +1,11 @@
-"""Addresses and mailboxes as the envelope and the header of a message take them.
+"""Addresses and mailboxes as the envelope and the header of a message take them, and as they are compared.
 
 Domains are always A-labels, so that an internationalized domain asks nothing of the servers on the
 way; only a non-ASCII local part needs SMTPUTF8 (RFC 6531).
 """
 
 import re
+import unicodedata
 from functools import lru_cache
 from typing import Final
 
@@ -72,6 +73,27 @@ def parse_address(text: str) -> Address:
     if len(local_part.encode()) > _MAXIMUM_LOCAL_PART:
         raise AddressError(f"the address has a local part over {_MAXIMUM_LOCAL_PART} octets")
     return Address(f"{local_part}@{mail_domain(domain)}", not local_part.isascii())
+
+
+def suppression_key(text: str) -> str:
+    """The form in which suppressions compare addresses: of two that are one mailbox it is the same.
+
+    The local part is lower case and composed (UsernameCaseMapped of RFC 8265 section 3.3), though the
+    standards let its operator tell cases apart, and quoted only where it must be (RFC 5321 section
+    4.1.2); the domain is lower-case A-labels. A text that is no address has one too. It is its own key.
+    """
+    local_part, at, domain = text.rpartition("@")
+    quoted = local_part.startswith('"') and _QUOTED_STRING.fullmatch(local_part) is not None
+    if quoted:
+        local_part = re.sub(r"\\(.)", r"\1", local_part[1:-1])
+    local_part = local_part.lower() if local_part.isascii() else _case_mapped(local_part)
+    if quoted and not _ATOMS_AND_DOTS.fullmatch(local_part):
+        local_part = '"' + re.sub(r'(["\\])', r"\\\1", local_part) + '"'
+    return f"{local_part}{at}{normalise_domain(domain)}"
+
+
+def _case_mapped(text: str) -> str:
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).lower())
 
 
 def parse_mailbox(text: str) -> Mailbox:

@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any, Final, NoReturn
+from pathlib import Path
+from typing import IO, Any, Final, NoReturn
 
 import click
 import msgspec
@@ -116,6 +117,23 @@ def progress_bar(what: str) -> Iterator[Callable[[int, int | None], None]]:
             progress.update(task, completed=done, total=total)
 
         yield seen
+
+
+@contextmanager
+def counted_lines(file: IO[bytes]) -> Iterator[Iterator[bytes]]:
+    """The lines of a file, with a bar that follows them on a terminal."""
+    path = Path(file.name)
+    total = path.stat().st_size if path.is_file() else None
+    with progress_bar("bytes") as seen:
+
+        def lines() -> Iterator[bytes]:
+            read = 0
+            for line in file:
+                read += len(line)
+                seen(read, total)
+                yield line
+
+        yield lines()
 
 
 def log_to_stderr(level: str) -> None:

@@ -6,6 +6,7 @@ names. Everything else about an operator follows from it.
 
 import re
 import tomllib
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -68,8 +69,11 @@ def normalise_domain(domain: str) -> str:
     A domain that IDNA refuses is only lower-cased: it belongs to `other`, and its operator says what is wrong with it.
     """
     domain = domain.rstrip(".").lower()
-    if domain.isascii():
-        return domain
+    return domain if domain.isascii() else _a_labels(domain)
+
+
+@lru_cache(maxsize=4096)
+def _a_labels(domain: str) -> str:
     try:
         # An ideographic full stop becomes a dot here, at the end too.
         return idna.encode(domain, uts46=True).decode("ascii").lower().rstrip(".")

@@ -1,6 +1,5 @@
 """Files of due e-mails: CSV with a header, or JSON lines; a bad row costs that row only."""
 
-import csv
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -9,6 +8,7 @@ from msgspec import Struct
 
 from contract.events import DueEmail, EventError, decode_due_email
 from contract.outage import first_line
+from processor.csv_rows import read_rows
 
 _FIELDS: Final = frozenset(DueEmail.__struct_fields__) - {"variables"}
 
@@ -52,28 +52,11 @@ def read_csv(lines: Iterable[bytes], defaults: Mapping[str, str]) -> Iterator[Ro
         lines: the file; its first row names the columns.
         defaults: fields for rows that lack them.
     """
-    text = (line.decode("utf-8", "surrogateescape") for line in _without_bom(lines))
-    reader = csv.reader(text, strict=True)
-    header: list[str] | None = None
-    while True:
-        try:
-            cells = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            yield Row(reader.line_num, None, f"not CSV: {error}")
-            continue
-        if not cells:
-            continue
-        if header is None:
-            header = [name.strip() for name in cells]
-            continue
-        if len(cells) != len(header):
-            yield Row(
-                reader.line_num, None, f"{len(cells)} cells, but the header has {len(header)}"
-            )
-            continue
-        yield _row(reader.line_num, _fields(dict(zip(header, cells, strict=True)), defaults))
+    for row in read_rows(lines):
+        if row.cells is None:
+            yield Row(row.line, None, row.complaint)
+        else:
+            yield _row(row.line, _fields(row.cells, defaults))
 
 
 def _fields(cells: Mapping[str, str], defaults: Mapping[str, str]) -> dict[str, Any]:
@@ -90,8 +73,3 @@ def _row(line: int, fields: Mapping[str, Any]) -> Row:
     except (UnicodeEncodeError, msgspec.MsgspecError, TypeError):
         return Row(line, None, "is not UTF-8")
     return Row(line, event, None)
-
-
-def _without_bom(lines: Iterable[bytes]) -> Iterator[bytes]:
-    for number, line in enumerate(lines):
-        yield line.removeprefix(b"\xef\xbb\xbf") if number == 0 else line

@@ -76,6 +76,11 @@ IMBALANCE: Final = Gauge(
     "Campaigns whose dispatches differ from the sum of their states; must be 0.",
 )
 MESSAGES: Final = Gauge("fairpost_messages", "Messages by state.", ["state"])
+SUPPRESSIONS: Final = Gauge(
+    "fairpost_suppressions",
+    "Suppressions by source: bounce, person, import; counted once a minute.",
+    ["source"],
+)
 SWEPT: Final = Counter("fairpost_swept_total", "Planned messages cancelled with their campaign.")
 FENCES: Final = Counter("fairpost_fences_total", "Fences judged.", ["reason"])
 FENCED: Final = Counter(

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from contract.addresses import suppression_key
 from contract.database import Pool
 from contract.events import (
     DEAD_LETTERS,
@@ -36,7 +37,8 @@ BLOCK_SIZE: Final = 200
 # One block: answers the dispatches that it planned and the state of each.
 _PLAN: Final = """
 SELECT dispatch_id, state
-  FROM plan(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::timestamptz[], %s::text[])"""
+  FROM plan(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::timestamptz[],
+            %s::text[])"""
 
 
 class Plan(Struct, frozen=True):
@@ -91,6 +93,7 @@ class Planning:
             [plan.campaign_id for plan in block],
             [plan.email for plan in block],
             [domain_of(plan.email) for plan in block],
+            [_mailbox(plan.email) for plan in block],
             [plan.variables for plan in block],
             [plan.not_after for plan in block],
             [plan.reason for plan in block],
@@ -143,6 +146,12 @@ def _planned(record: Record, event: SendEmail) -> Plan:
         msgspec.json.encode(event.variables).decode(),
         event.not_after,
     )
+
+
+def _mailbox(email: str) -> str | None:
+    """The address as suppressions compare it; None where Postgres has that from the address: it is in ASCII lower case."""
+    key = suppression_key(email)
+    return None if email.isascii() and key == email.lower() else key
 
 
 def _rejected(plan: Plan, reason: str) -> Plan:

@@ -1,16 +1,16 @@
 -- plan: one block of send events becomes messages in chunks; one round trip and one transaction.
 --
--- Arrays of one length, an element a send event: its dispatch, campaign, address and the address's domain, variables
--- (JSON text), not_after (or null), and why it cannot be planned (or null: then it can). Answers the dispatches that
--- this call planned and the state that each was given: a dispatch that is not pending (planned before, or reserved for
--- another campaign) is left out.
+-- Arrays of one length, an element a send event: its dispatch, campaign, address and the address's domain, its mailbox
+-- as suppressions compare it (or null: the address in ASCII lower case), variables (JSON text), not_after (or null), and
+-- why it cannot be planned (or null: then it can). Answers the dispatches that this call planned and the state that each
+-- was given: a dispatch that is not pending (planned before, or reserved for another campaign) is left out.
 --
 -- A message is appended to the open chunk of its campaign and operator, and the next chunk is opened where that is
 -- full. One whose campaign is cancelled, that is past its not_after or that cannot be planned takes its place in the
 -- chunk too, in its final state, so that every dispatch is counted in one way.
 CREATE OR REPLACE FUNCTION plan(
-  p_dispatch_ids bigint[], p_campaign_ids text[], p_emails text[], p_domains text[], p_variables text[],
-  p_not_afters timestamptz[], p_reasons text[])
+  p_dispatch_ids bigint[], p_campaign_ids text[], p_emails text[], p_domains text[], p_mailboxes text[],
+  p_variables text[], p_not_afters timestamptz[], p_reasons text[])
 RETURNS TABLE (dispatch_id bigint, state message_state)
 LANGUAGE plpgsql SET search_path = fairpost, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_column
@@ -29,9 +29,9 @@ BEGIN
   RETURN QUERY
   WITH event AS MATERIALIZED (
     SELECT DISTINCT ON (dispatch_id, campaign_id) *
-      FROM unnest(p_dispatch_ids, p_campaign_ids, p_emails, p_domains, p_variables, p_not_afters, p_reasons)
+      FROM unnest(p_dispatch_ids, p_campaign_ids, p_emails, p_domains, p_mailboxes, p_variables, p_not_afters, p_reasons)
            WITH ORDINALITY
-           AS e (dispatch_id, campaign_id, email, domain, variables, not_after, reason, ordinal)
+           AS e (dispatch_id, campaign_id, email, domain, mailbox, variables, not_after, reason, ordinal)
      ORDER BY dispatch_id, campaign_id, ordinal
   ), first AS (
     DELETE FROM pending p USING event
@@ -81,8 +81,8 @@ BEGIN
       LEFT JOIN fresh ON fresh.campaign_id = placed.campaign_id AND fresh.operator = placed.operator
                      AND nth >= fits AND fresh.k = (nth - fits) / tail.chunk_size
   ), stored AS (
-    INSERT INTO messages (dispatch_id, chunk_id, position, state, email, variables, not_after, reply, status_at)
-    SELECT dispatch_id, chunk_id, position, state, email, variables::jsonb, not_after, reason,
+    INSERT INTO messages (dispatch_id, chunk_id, position, state, email, mailbox, variables, not_after, reply, status_at)
+    SELECT dispatch_id, chunk_id, position, state, email, mailbox, variables::jsonb, not_after, reason,
            CASE WHEN state <> 'planned' THEN v_now END
       FROM message
   ), told AS (
@@ -106,6 +106,7 @@ DECLARE
   v_campaign_ids text[];
   v_emails text[];
   v_domains text[];
+  v_mailboxes text[];
   v_variables text[];
   v_not_afters timestamptz[];
 BEGIN
@@ -114,8 +115,8 @@ BEGIN
   PERFORM 1 FROM chunks WHERE chunk_id = ANY (v_chunk_ids) ORDER BY chunk_id FOR NO KEY UPDATE;
 
   SELECT array_agg(m.dispatch_id), array_agg(k.campaign_id), array_agg(m.email), array_agg(p.domain),
-         array_agg(m.variables::text), array_agg(m.not_after)
-    INTO v_dispatch_ids, v_campaign_ids, v_emails, v_domains, v_variables, v_not_afters
+         array_agg(m.mailbox), array_agg(m.variables::text), array_agg(m.not_after)
+    INTO v_dispatch_ids, v_campaign_ids, v_emails, v_domains, v_mailboxes, v_variables, v_not_afters
     FROM unnest(p_dispatch_ids, p_domains) AS p (dispatch_id, domain)
     JOIN messages m USING (dispatch_id) JOIN chunks k USING (chunk_id)
    WHERE m.state = 'planned';
@@ -123,8 +124,8 @@ BEGIN
   INSERT INTO pending (dispatch_id, campaign_id, source_partition, source_offset, reserved_at)
   SELECT dispatch_id, campaign_id, -1, -1, clock_timestamp()
     FROM unnest(v_dispatch_ids, v_campaign_ids) AS p (dispatch_id, campaign_id);
-  RETURN (SELECT count(*) FROM plan(v_dispatch_ids, v_campaign_ids, v_emails, v_domains, v_variables, v_not_afters,
-                                    array_fill(NULL::text, ARRAY[coalesce(cardinality(v_dispatch_ids), 0)])));
+  RETURN (SELECT count(*) FROM plan(v_dispatch_ids, v_campaign_ids, v_emails, v_domains, v_mailboxes, v_variables,
+                                    v_not_afters, array_fill(NULL::text, ARRAY[coalesce(cardinality(v_dispatch_ids), 0)])));
 END $$;
 REVOKE ALL ON FUNCTION replan FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION replan TO fairpost_processor;

@@ -24,6 +24,7 @@ from processor.operators import replan_moved
 from processor.outbox import Outbox, OutboxError
 from processor.publishing import Publisher
 from processor.settings import ProcessorSettings
+from processor.suppressions import observe_suppressions
 from processor.tracking import Tracking
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ _HOUSE_TASKS: Final[tuple[tuple[str, float, HouseTask], ...]] = (
     ("early lines", 600.0, housekeeping.drop_early_lines),
     ("retries", 60.0, housekeeping.drop_old_retries),
     ("old fences", 3600.0, drop_old_fences),
+    ("suppressions", 60.0, observe_suppressions),
 )
 
 

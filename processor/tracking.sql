@@ -7,7 +7,7 @@
 --
 -- A line counts only from the message's own instance, only while the message is not final, and only if it tells more
 -- than is known: a later state, or a later `deferred`. So a batch that is read again changes nothing. Deliveries that Postfix
--- tried again are counted in `retries`.
+-- tried again are counted in `retries`. The mailbox of a hard bounce is suppressed for all campaigns.
 CREATE OR REPLACE FUNCTION track(
   p_instances text[], p_queue_ids text[], p_dispatch_ids bigint[], p_states message_state[], p_ats timestamptz[],
   p_classes text[], p_dsns text[], p_replies text[])
@@ -50,7 +50,8 @@ BEGIN
         ON CONFLICT (instance, queue_id, at, state) DO NOTHING
     RETURNING 1
   ), message AS MATERIALIZED (
-    SELECT m.dispatch_id, m.state, m.status_at, m.attempts, m.instance, m.chunk_id, m.email = '' AS forgotten
+    SELECT m.dispatch_id, m.state, m.status_at, m.attempts, m.instance, m.chunk_id, m.email = '' AS forgotten,
+           mailbox_of(m.email, m.mailbox) AS mailbox
       FROM messages m
      WHERE m.dispatch_id = ANY (ARRAY(SELECT dispatch_id FROM known WHERE dispatch_id IS NOT NULL))
        AND m.state >= 'handed' AND m.state < 'sent'
@@ -76,6 +77,13 @@ BEGIN
   ), told AS (
     INSERT INTO outbox (dispatch_id, status, at, attempt, class, dsn, reply, instance)
     SELECT dispatch_id, state, at, attempt, class, dsn, reply, instance FROM news ORDER BY ordinal
+  ), suppressed AS ( -- the first stays; sorted, as whoever else writes them does
+    INSERT INTO suppressions (mailbox, source, reason, since, dispatch_id, dsn, reply)
+    SELECT m.mailbox, 'bounce', 'hard bounce', n.at, n.dispatch_id, n.dsn, n.reply
+      FROM news n JOIN message m USING (dispatch_id)
+     WHERE n.state = 'bounced' AND n.class = 'hard' AND NOT m.forgotten
+     ORDER BY m.mailbox
+        ON CONFLICT (mailbox, campaign_id) DO NOTHING
   ), retried AS (
     INSERT INTO retries AS r (instance, operator, at, number)
     SELECT n.instance, k.operator, date_trunc('second', n.at), count(*) FROM news n JOIN chunks k USING (chunk_id)

@@ -23,7 +23,9 @@ BEGIN
 
   WITH doubtful AS (
     SELECT dispatch_id,
-           CASE WHEN p_drop THEN 'cancelled' ELSE state_unsent(v_cancelled, not_after, email) END AS state,
+           CASE WHEN p_drop THEN 'cancelled'
+                ELSE state_unsent(v_cancelled, not_after, email, EXISTS (
+                  SELECT FROM suppressing(mailbox_of(email, mailbox), v_campaign_id))) END AS state,
            CASE WHEN p_drop AND email <> '' THEN 'dropped by ' || p_actor END AS reply
       FROM messages
      WHERE chunk_id = p_chunk_id AND state = 'uncertain' AND status_at <= p_until

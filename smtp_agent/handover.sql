@@ -20,13 +20,14 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = fairpost, pg_temp AS $$
        FROM chunks WHERE chunk_id = p_chunk_id), 'lost')
 $$;
 
--- state_unsent: what a message that no Postfix has is now.
-CREATE OR REPLACE FUNCTION state_unsent(p_cancelled boolean, p_not_after timestamptz, p_email text) RETURNS message_state
-LANGUAGE sql SET search_path = fairpost, pg_temp AS $$
+-- state_unsent: what a message that no Postfix has is now. Names no search path, so that its text stands for its calls.
+CREATE OR REPLACE FUNCTION state_unsent(
+  p_cancelled boolean, p_not_after timestamptz, p_email text, p_suppressed boolean) RETURNS message_state
+LANGUAGE sql AS $$
   SELECT CASE
     WHEN p_cancelled OR p_email = '' THEN 'cancelled' -- an empty address: the user was forgotten
     WHEN p_not_after <= clock_timestamp() THEN 'expired'
-    WHEN EXISTS (SELECT FROM suppressions WHERE email = lower(p_email)) THEN 'suppressed'
+    WHEN p_suppressed THEN 'suppressed'
     ELSE 'planned' END::message_state
 $$;
 
@@ -92,7 +93,9 @@ BEGIN
   IF v_written.batch IS NULL THEN
     v_now := clock_timestamp();
     WITH next AS MATERIALIZED (
-      SELECT m.dispatch_id, m.position, state_unsent(false, m.not_after, m.email) AS state
+      SELECT m.dispatch_id, m.position,
+             state_unsent(false, m.not_after, m.email, EXISTS (
+               SELECT FROM suppressing(mailbox_of(m.email, m.mailbox), v_chunk.campaign_id))) AS state
         FROM messages m
        WHERE m.chunk_id = p_chunk_id AND m.position >= v_chunk.cursor AND m.state = 'planned'
        ORDER BY m.position LIMIT p_limit
@@ -140,15 +143,19 @@ CREATE OR REPLACE FUNCTION give_back(p_chunk_id bigint, p_instance text, p_hande
 RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = fairpost, pg_temp SET enable_seqscan = off AS $$
 DECLARE
+  v_campaign_id text;
   v_cancelled boolean;
   v_first int;
   v_moved bigint;
 BEGIN
-  SELECT c.state = 'cancelled' INTO v_cancelled
+  SELECT campaign_id, c.state = 'cancelled' INTO v_campaign_id, v_cancelled
     FROM chunks k JOIN campaigns c USING (campaign_id) WHERE k.chunk_id = p_chunk_id FOR NO KEY UPDATE OF k;
 
   WITH mine AS (
-    SELECT m.dispatch_id, state_unsent(v_cancelled, m.not_after, m.email) AS state FROM messages m
+    SELECT m.dispatch_id,
+           state_unsent(v_cancelled, m.not_after, m.email, EXISTS (
+             SELECT FROM suppressing(mailbox_of(m.email, m.mailbox), v_campaign_id))) AS state
+      FROM messages m
      WHERE m.dispatch_id = ANY (p_dispatch_ids) AND m.chunk_id = p_chunk_id
        AND m.state = 'handed' AND m.instance = p_instance AND m.handed_at = p_handed_at
      ORDER BY m.dispatch_id FOR NO KEY UPDATE

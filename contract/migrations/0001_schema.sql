@@ -1,4 +1,4 @@
--- The schema of fairpost. Locks are taken in the order campaigns, pending, chunks, messages, chunk_counts.
+-- The schema of fairpost. Locks are taken in the order campaigns, pending, chunks, messages, suppressions, chunk_counts.
 -- Columns that change at every hand-over stand in no index, so that their updates stay heap-only.
 
 -- The two roles; the people who run it make login roles that are members of one of them.
@@ -130,7 +130,8 @@ CREATE TABLE messages (
   instance text,
   class text,
   dsn text,
-  reply text) WITH (fillfactor = 50);
+  reply text,
+  mailbox text) WITH (fillfactor = 50); -- as suppressions compare it; null: the address in ASCII lower case
 CREATE UNIQUE INDEX messages_position ON messages (chunk_id, position);
 -- Counts by state, beside `chunks.planned`.
 CREATE TABLE chunk_counts (
@@ -298,14 +299,20 @@ CREATE TABLE early_statuses (
   reply text,
   UNIQUE (instance, queue_id, at, state));
 
--- Addresses that get no mail (RFC 3463: a recipient refused for good, or a person's word).
+-- Mailboxes that get no mail, in the form in which addresses are compared (contract/addresses.py), or that form's digest
+-- where the user was forgotten (mailbox_forms). The order of the ids is that in which they were stored.
 CREATE TABLE suppressions (
-  email text PRIMARY KEY,
-  since timestamptz NOT NULL DEFAULT now(),
-  dispatch_id bigint,
+  suppression_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  since timestamptz NOT NULL,
+  dispatch_id bigint,             -- whose mail bounced
+  mailbox text COLLATE "C" NOT NULL,
+  campaign_id text,               -- null: all campaigns
+  source text NOT NULL CHECK (source IN ('bounce', 'person', 'import')),
   reason text NOT NULL,
   dsn text,
-  reply text);
+  reply text,
+  UNIQUE NULLS NOT DISTINCT (mailbox, campaign_id));
+CREATE INDEX suppressions_of_dispatch ON suppressions (dispatch_id) WHERE dispatch_id IS NOT NULL;
 
 -- What delivery-status is still to be told; a row goes when the broker has acknowledged it.
 CREATE TABLE outbox (
@@ -339,9 +346,10 @@ CREATE TABLE function_files (
 GRANT SELECT ON ALL TABLES IN SCHEMA fairpost TO fairpost_processor;
 GRANT INSERT ON dispatches, audit TO fairpost_processor;
 GRANT INSERT, UPDATE ON campaigns, chunks, chunk_counts, dispatch_counts, instances TO fairpost_processor;
-GRANT INSERT, UPDATE, DELETE ON operators, operator_domains, messages, queue_ids, retries, suppressions TO fairpost_processor;
-GRANT INSERT, DELETE ON pending, outbox, early_statuses TO fairpost_processor;
+GRANT INSERT, UPDATE, DELETE ON operators, operator_domains, messages, queue_ids, retries TO fairpost_processor;
+GRANT INSERT, DELETE ON pending, outbox, early_statuses, suppressions TO fairpost_processor;
 GRANT UPDATE (reply) ON outbox TO fairpost_processor;
+GRANT UPDATE (source, reason) ON suppressions TO fairpost_processor;
 GRANT UPDATE (log_inode) ON handovers TO fairpost_processor;
 GRANT UPDATE (sending, changed_at) ON fleet TO fairpost_processor;
 GRANT UPDATE ON fences TO fairpost_processor;

@@ -22,6 +22,7 @@ from processor.cli import (
     publish,
     retention,
     sending,
+    suppressions,
     topics,
     uncertain,
 )
@@ -80,6 +81,7 @@ for command in (
     campaigns.campaigns,
     instances.instances,
     uncertain.uncertain,
+    suppressions.suppressions,
     retention.prune,
     retention.forget,
     sending.sending,

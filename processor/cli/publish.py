@@ -2,7 +2,6 @@
 
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -114,7 +113,7 @@ def due_emails(
     }
     publisher = Publisher(settings.kafka_bootstrap_servers)
     published = bad = 0
-    with _counted(file) as lines:
+    with console.counted_lines(file) as lines:
         for rows in _batches(_reader(file.name, kind)(lines, defaults)):
             for row in rows:
                 if row.complaint is not None:
@@ -152,24 +151,3 @@ def _batches(rows: Iterator[Row]) -> Iterator[list[Row]]:
             batch = []
     if batch:
         yield batch
-
-
-@contextmanager
-def _counted(file: IO[bytes]) -> Iterator[Iterator[bytes]]:
-    """The lines of a file, with a bar that follows them on a terminal."""
-    total = _size(file)
-    with console.progress_bar("bytes") as seen:
-
-        def lines() -> Iterator[bytes]:
-            read = 0
-            for line in file:
-                read += len(line)
-                seen(read, total)
-                yield line
-
-        yield lines()
-
-
-def _size(file: IO[bytes]) -> int | None:
-    path = Path(file.name)
-    return path.stat().st_size if path.is_file() else None

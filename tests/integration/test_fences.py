@@ -488,7 +488,8 @@ async def test_what_is_not_to_be_sent_any_more(host: Host, what: str, *, proven:
                 await host.post.owner.execute("UPDATE messages SET not_after = now()")
             case "suppressed":
                 await host.post.owner.execute(
-                    "INSERT INTO suppressions (email, reason) SELECT email, 'a test' FROM messages"
+                    "INSERT INTO suppressions (mailbox, source, reason, since)"
+                    " SELECT email, 'person', 'a test', now() FROM messages"
                 )
             case "forgotten":
                 await forget(connection, "user0", "a test")

@@ -237,7 +237,8 @@ async def test_suppressed_and_expired_messages_are_passed_over(post: Post) -> No
     await post.ripen()
     await post.owner.execute("UPDATE messages SET not_after = now() WHERE not_after IS NOT NULL")
     await post.owner.execute(
-        "INSERT INTO suppressions (email, reason) VALUES ('some.one@example.test', 'hard')"
+        "INSERT INTO suppressions (mailbox, source, reason, since)"
+        " VALUES ('some.one@example.test', 'person', 'no more', now())"
     )
     claim = await post.claim()
     batch = await post.handover().write_ahead(claim, 1, 2)
@@ -285,7 +286,9 @@ async def test_what_postfix_surely_does_not_have_is_given_back(post: Post) -> No
         ("UPDATE campaigns SET state = 'cancelled'", "cancelled"),
         ("UPDATE messages SET not_after = now()", "expired"),
         (
-            "INSERT INTO suppressions (email, reason) SELECT lower(email), 'hard' FROM messages",
+            """
+            INSERT INTO suppressions (mailbox, source, reason, since)
+            SELECT email, 'person', 'no more', now() FROM messages""",
             "suppressed",
         ),
     ],

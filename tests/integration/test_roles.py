@@ -88,10 +88,13 @@ def test_sides_define_nothing(database: Database, role: str, statement: str) -> 
     "statement",
     [
         "SELECT sweep(1)",
-        "SELECT plan('{}', '{}', '{}', '{}', '{}', '{}', '{}')",
+        "SELECT plan('{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')",
         "SELECT reserve('{}', '{}', '{}', '{}', '{}')",
         "SELECT track('{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')",
         "SELECT why_closed('c', 'other', 'postfix-a')",
+        "SELECT suppressing('a@b.test', 'c')",
+        "SELECT mailbox_of('a@b.test', NULL)",
+        "SELECT mailbox_forms('a@b.test')",
     ],
 )
 def test_agent_cannot_do_the_processors_work(database: Database, statement: str) -> None:

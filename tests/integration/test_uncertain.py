@@ -252,7 +252,8 @@ async def test_what_a_message_has_become_meanwhile(post: Post) -> None:
     users = {row.dispatch_id: row for row in await shown(post)}
     suppressed, expired, forgotten, well = ids
     await post.owner.execute(
-        "INSERT INTO suppressions (email, reason) VALUES (%s, 'hard')", (users[suppressed].email,)
+        "INSERT INTO suppressions (mailbox, source, reason, since) VALUES (%s, 'person', 'no more', now())",
+        (users[suppressed].email,),
     )
     await post.owner.execute(
         "UPDATE messages SET not_after = %s WHERE dispatch_id = %s", (START, expired)

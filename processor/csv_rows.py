@@ -1,0 +1,56 @@
+"""Rows of a CSV file whose first row names its columns (RFC 4180); a bad row costs that row only."""
+
+import csv
+from collections.abc import Iterable, Iterator
+
+from msgspec import Struct
+
+
+class CsvRow(Struct, frozen=True):
+    """A row below the header.
+
+    Attributes:
+        line: where the row ends, from 1.
+        cells: by the names of the columns; what is not UTF-8 stands there as surrogates. None where the row is bad.
+        complaint: None where it is good.
+    """
+
+    line: int
+    cells: dict[str, str] | None
+    complaint: str | None
+
+
+def read_rows(lines: Iterable[bytes]) -> Iterator[CsvRow]:
+    """The rows of a file; empty lines are passed over.
+
+    Args:
+        lines: the file.
+    """
+    text = (line.decode("utf-8", "surrogateescape") for line in without_bom(lines))
+    reader = csv.reader(text, strict=True)
+    header: list[str] | None = None
+    while True:
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield CsvRow(reader.line_num, None, f"not CSV: {error}")
+            continue
+        if not cells:
+            continue
+        if header is None:
+            header = [name.strip() for name in cells]
+            continue
+        if len(cells) != len(header):
+            yield CsvRow(
+                reader.line_num, None, f"{len(cells)} cells, but the header has {len(header)}"
+            )
+            continue
+        yield CsvRow(reader.line_num, dict(zip(header, cells, strict=True)), None)
+
+
+def without_bom(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """The lines of a file without the mark that some programs put before UTF-8."""
+    for number, line in enumerate(lines):
+        yield line.removeprefix(b"\xef\xbb\xbf") if number == 0 else line
