@@ -355,5 +355,5 @@ async def test_the_oracle_notices(
         assert old in text
         text = text.replace(old, new)
     await post.owner.execute(text.encode())
-    oracle = await judged(post.owner, market(2000))
+    oracle = await judged(post.owner, market(800))
     assert oracle.wrong

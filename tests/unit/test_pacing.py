@@ -298,7 +298,7 @@ def test_refill_from_the_future_counts_as_now() -> None:
     assert pace.wait(1_000) == pytest.approx(WINDOW, abs=1e-3)
 
 
-@settings(deadline=None, max_examples=50)  # simulates five minutes each time
+@settings(deadline=None, max_examples=30)  # simulates two minutes and a half each time
 @given(
     limit=st.integers(1, MAXIMUM_LIMIT),
     longest=st.floats(0.05, 1),
@@ -314,7 +314,7 @@ def test_window_holds_through_restarts(
     written: list[tuple[float, int]] = []
     batches: list[Batch] = []
     now = 0.0
-    while now < 300:
+    while now < 150:
         recent = [(now - at, n) for at, n in written if now - at < WINDOW + longest]
         pace = resume(limit, recent, now, longest)
         end = now + clock.uniform(0, lives)
