@@ -41,6 +41,10 @@ OUTCOMES: Final = Counter(
 EARLY_LINES: Final = Counter(
     "fairpost_early_lines_total", "Lines that came before their queue id was known."
 )
+LOG_GAPS: Final = Counter(
+    "fairpost_log_gaps_total",
+    "Places of delivery-log whose lines Kafka deleted before they were read; should be 0.",
+)
 AGENT_REPORTS: Final = Counter(
     "fairpost_agent_reports_total", "Records of the agents, by event.", ["event"]
 )
