@@ -39,6 +39,7 @@ _HOUSE_TASKS: Final[tuple[tuple[str, float, HouseTask], ...]] = (
     ("observe", 10.0, housekeeping.observe),
     ("observe fences", 10.0, observe_fences),
     ("replan", 10.0, partial(replan_moved, only_removed=True)),
+    ("ends", 300.0, housekeeping.end_campaigns),
     ("balance", 60.0, housekeeping.check_balance),
     ("early lines", 600.0, housekeeping.drop_early_lines),
     ("retries", 60.0, housekeeping.drop_old_retries),

@@ -19,6 +19,7 @@ _COLUMNS = (
     "state",
     "held_at",
     "scheduled_for",
+    "ended_at",
     "dispatches",
     "unplanned",
     "planned",
