@@ -36,7 +36,7 @@ from testbed.installation import Installation, OperatorRule
 from testbed.processes import ServiceError
 
 NAME: Final = "tracking"
-_SIZES: Final = {10_000: 3, 100_000: 3, 1_000_000: 1}
+_SIZES: Final = {10_000: 3, 100_000: 2, 1_000_000: 1}
 """How often each number of messages is measured."""
 _INSTANCES: Final = ("mx-1", "mx-2", "mx-3", "mx-4")
 _CHUNK: Final = 10_000

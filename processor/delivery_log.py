@@ -43,7 +43,7 @@ class Gap(Struct, frozen=True):
 class Continuity:
     """Which offset of each partition comes next.
 
-    The topic has neither transactions nor compaction (contract: `fairpost topics check`), so that offsets have no steps.
+    Fluentd produces without transactions and the topic is not compacted, so that offsets have no steps of their own.
     """
 
     def __init__(self) -> None:
