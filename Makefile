@@ -4,7 +4,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 
 BIN := .venv/bin
-SOURCES := contract processor smtp_agent testbed tests benchmarks
+SOURCES := contract processor smtp_agent testbed tests benchmarks docs
 
 # Python and Debian packages, and the project itself, installed once for each lock file.
 .venv/installed: requirements.lock pyproject.toml testbed/setup.sh

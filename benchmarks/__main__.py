@@ -22,6 +22,7 @@ from benchmarks import (
     reservation,
     reservation_rate,
     sizes,
+    tracking,
 )
 from benchmarks.measurement import Measurement, print_table, to_json
 from contract.console import FAILED, WRONG, complain
@@ -40,6 +41,7 @@ BENCHMARKS: Final[dict[str, Callable[[Testbed], list[Measurement]]]] = {
     fair_share.NAME: fair_share.measure,
     feed.NAME: feed.measure,
     pace.NAME: pace.measure,
+    tracking.NAME: tracking.measure,
 }
 """Each measures on a testbed of Kafka and PostgreSQL, fsync on, and adds what else it needs."""
 

@@ -237,7 +237,8 @@ class DeliveryStatus(Struct, frozen=True, kw_only=True):
 
     Attributes:
         status: `queued, deferred, sent, bounced, expired, rejected, suppressed, cancelled, uncertain`.
-        reply_class: `class` in JSON; null unless refused.
+        reply_class: `class` in JSON; null unless an operator refused it (`deferred`, `bounced`): what is `rejected` never
+            reached one.
         dsn: the enhanced status code (RFC 3463).
         reply: what the operator, or Postfix, said.
         attempt: from 1; 0 where no delivery was tried.

@@ -16,6 +16,7 @@ logger = logging.getLogger(__name__)
 
 _SEE: Final = "SELECT see_fence(%s, %s)"
 _LOSE_EVIDENCE: Final = "SELECT lose_evidence(%s)"
+_LOSE_ALL_EVIDENCE: Final = "SELECT coalesce(sum(lose_evidence(instance)), 0) FROM instances"
 
 # Fences whose line is tracked and that the agent has confirmed, the oldest first.
 _DUE: Final = """
@@ -61,6 +62,12 @@ async def lose_evidence(connection: AsyncConnection[Any], instance: str) -> int:
     Answers how many hand-overs that is; none of them is proven by any fence, even if the line is found again.
     """
     row = await (await connection.execute(_LOSE_EVIDENCE, (instance,))).fetchone()
+    return int(row[0]) if row else 0
+
+
+async def lose_all_evidence(connection: AsyncConnection[Any]) -> int:
+    """The same for lines of nobody knows which instances; answers how many hand-overs of all of them."""
+    row = await (await connection.execute(_LOSE_ALL_EVIDENCE)).fetchone()
     return int(row[0]) if row else 0
 
 

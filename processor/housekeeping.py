@@ -1,6 +1,7 @@
 """Housekeeping: sweeps what cancelled campaigns left, and checks that every dispatch is accounted for."""
 
 import logging
+from datetime import timedelta
 from typing import Any, Final
 
 from psycopg import AsyncConnection
@@ -16,6 +17,11 @@ logger = logging.getLogger(__name__)
 CHUNKS_A_SWEEP: Final = 1
 
 _SWEEP: Final = "SELECT sweep(%s)"
+
+IDLE: Final = timedelta(hours=24)
+"""A campaign to which nothing came for so long, and of which all is final, has ended."""
+
+_END_CAMPAIGNS: Final = "SELECT end_campaigns(%s)"
 
 _DROP_EARLY_LINES: Final = (
     "DELETE FROM early_statuses WHERE received_at < clock_timestamp() - interval '1 day'"
@@ -50,6 +56,12 @@ async def sweep_all(connection: AsyncConnection[Any]) -> None:
     """Sweeps until nothing is left that can be had; the rest is for the next turn."""
     while await sweep(connection):
         pass
+
+
+async def end_campaigns(connection: AsyncConnection[Any]) -> int:
+    """Notes which campaigns have ended; answers how many. What comes for one later reopens it."""
+    row = await (await connection.execute(_END_CAMPAIGNS, (IDLE,))).fetchone()
+    return int(row[0]) if row else 0
 
 
 async def drop_early_lines(connection: AsyncConnection[Any]) -> int:

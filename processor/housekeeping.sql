@@ -27,3 +27,34 @@ BEGIN
 END $$;
 REVOKE ALL ON FUNCTION sweep FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION sweep TO fairpost_processor;
+
+-- end_campaigns: a campaign has ended when it was cancelled, or when all its messages are final and nothing came for
+-- p_idle; what comes then reopens it (plan, a new event, a person's resend). Answers how many ended now.
+--
+-- A planner holds the row of its campaign until it commits. So the rows are locked by a statement of its own, those that
+-- are busy passed over, and looked at by the next one, which sees all that was planned.
+CREATE OR REPLACE FUNCTION end_campaigns(p_idle interval) RETURNS bigint
+LANGUAGE plpgsql SET search_path = fairpost, pg_temp AS $$
+DECLARE
+  v_since timestamptz := clock_timestamp() - p_idle;
+  v_campaign_ids text[];
+  v_ended bigint;
+BEGIN
+  SELECT array_agg(campaign_id) INTO v_campaign_ids FROM (
+    SELECT campaign_id FROM campaigns
+     WHERE ended_at IS NULL AND (state = 'cancelled' OR state <> 'waiting' AND scheduled_for < v_since AND applied_at < v_since)
+     ORDER BY campaign_id FOR NO KEY UPDATE SKIP LOCKED) z;
+
+  UPDATE campaigns c SET ended_at = clock_timestamp()
+   WHERE campaign_id = ANY (v_campaign_ids)
+     AND (state = 'cancelled'
+          OR NOT EXISTS (SELECT FROM pending p WHERE p.campaign_id = c.campaign_id)
+         AND NOT EXISTS (SELECT FROM chunks k JOIN chunk_counts n USING (chunk_id)
+                          WHERE k.campaign_id = c.campaign_id
+                            AND (greatest(k.opened_at, k.claimed_at) >= v_since
+                                 OR k.planned + n.handed + n.uncertain + n.queued + n.deferred > 0)));
+  GET DIAGNOSTICS v_ended = ROW_COUNT;
+  RETURN v_ended;
+END $$;
+REVOKE ALL ON FUNCTION end_campaigns FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION end_campaigns TO fairpost_processor;

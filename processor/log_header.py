@@ -2,6 +2,7 @@
 
 import re
 from datetime import UTC, datetime, timedelta, tzinfo
+from functools import lru_cache
 from typing import Final
 
 from msgspec import Struct
@@ -41,6 +42,8 @@ _AHEAD: Final = timedelta(days=1)
 _LEAP_YEARS_APART: Final = 8
 
 
+# Of the lines of a batch, hundreds have the same stamp.
+@lru_cache(maxsize=4096)
 def stamp(text: str, now: datetime, tz: tzinfo) -> datetime:
     """The time, in UTC, that a header's `time` means.
 

@@ -52,6 +52,10 @@ REPLIES: Final = Counter(
 UNREAD_REPLIES: Final = Counter(
     "fairpost_replies_unread_total", "Refusals that no rule of replies.toml knows."
 )
+LOG_GAPS: Final = Counter(
+    "fairpost_log_gaps_total",
+    "Places of delivery-log whose lines Kafka deleted before they were read; should be 0.",
+)
 AGENT_REPORTS: Final = Counter(
     "fairpost_agent_reports_total", "Records of the agents, by event.", ["event"]
 )

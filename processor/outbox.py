@@ -16,7 +16,7 @@ from processor.emitting import Emission
 from processor.publishing import Publisher
 from processor.settings import ProcessorSettings
 
-BATCH: Final = 2_000
+BATCH: Final = 5_000
 _LOCK: Final = 0x6F757462  # "outb"
 
 # The lock ends with its session, so that a dead publisher is followed by another.
@@ -24,11 +24,11 @@ _TAKE_LOCK: Final = "SELECT pg_try_advisory_lock(%s)"
 
 # The oldest rows first: what a dispatch is told first was committed first.
 _NEXT: Final = """
-SELECT o.event_id, o.dispatch_id, d.user_id, d.campaign_id, d.email_key, o.status, o.class AS reply_class, o.dsn,
+SELECT o.event_id, o.dispatch_id, d.user_id, d.campaign_id, d.email_key, o.status::text, o.class AS reply_class, o.dsn,
        o.reply, o.attempt, o.instance, o.at
   FROM outbox o JOIN dispatches d USING (dispatch_id) ORDER BY o.event_id LIMIT %s"""
 
-_DELETE: Final = "DELETE FROM outbox WHERE event_id = ANY (%s)"
+_DELETE: Final = "DELETE FROM outbox WHERE event_id = ANY (%b)"
 
 
 class Outbox:
@@ -49,7 +49,7 @@ class Outbox:
         Raises:
             OutboxError: the broker acknowledged none of them.
         """
-        async with connection.cursor(row_factory=class_row(DeliveryStatus)) as cursor:
+        async with connection.cursor(binary=True, row_factory=class_row(DeliveryStatus)) as cursor:
             rows = await (await cursor.execute(_NEXT, (BATCH,))).fetchall()
         if not rows:
             return 0

@@ -15,7 +15,10 @@ class CampaignError(ValueError):
 
 
 class Campaign(Struct, frozen=True):
-    """A campaign with its messages by state; `unplanned` are reserved only."""
+    """A campaign with its messages by state; `unplanned` are reserved only.
+
+    `ended_at`: it was cancelled, or all its messages are final and nothing came for a day; what comes reopens it.
+    """
 
     campaign_id: str
     name: str | None
@@ -24,6 +27,7 @@ class Campaign(Struct, frozen=True):
     finish_by: datetime | None
     held_at: datetime | None
     held_by: str | None
+    ended_at: datetime | None
     dispatches: int
     unplanned: int
     planned: int
@@ -55,7 +59,7 @@ STATE_SUMS: Final = ", ".join(
 
 # Counts are kept, not counted: a row a chunk, a row a source partition, and the rows of `pending` themselves.
 _TOTALS: Final = f"""
-SELECT c.campaign_id, c.name, c.state, c.scheduled_for, c.finish_by, c.held_at, c.held_by,
+SELECT c.campaign_id, c.name, c.state, c.scheduled_for, c.finish_by, c.held_at, c.held_by, c.ended_at,
        coalesce(d.dispatches, 0) AS dispatches, coalesce(p.unplanned, 0) AS unplanned,
        {", ".join(f"m.{state}" for state in MessageState)}, c.pruned
   FROM campaigns c

@@ -208,8 +208,8 @@ _DIGIT: Final = re.compile("[0-9]")  # none of the words that may stand there in
 
 
 _NUMBER: Final = re.compile(r"\d{1,15}+(?:\.\d{1,6}+)?", re.ASCII)
+_DELAYS: Final = re.compile("/".join([f"({_NUMBER.pattern})"] * 4), re.ASCII)
 _DSN: Final = re.compile(r"[245]\.\d{1,3}+\.\d{1,3}+(?!\S)", re.ASCII)
-_FIELD: Final = re.compile(r", ([a-z_]++)=([^\s,]++)")
 _ATTEMPT: Final = re.compile(
     rf"to={address_pattern('recipient')}(?:, orig_to={address_pattern('orig_recipient')})?"
     r"(?P<fields>(?:, (?!status=)[a-z_]++=[^\s,]++)++), status=(?P<status>[A-Za-z-]++) \((?P<text>.*+)",
@@ -237,7 +237,7 @@ def _attempt(_program: str, queue_id: str, said: str) -> Line | None:
         return Other(queue_id)
     if (status := _STATUSES.get(attempt["status"])) is None:
         return None
-    fields: dict[str, str] = dict(_FIELD.findall(attempt["fields"]))
+    fields = dict(field.split("=", 1) for field in attempt["fields"][2:].split(", "))
     conn_use = _number(fields.get("conn_use", ""))
     dsn = fields.get("dsn", "")
     return Delivery(
@@ -259,10 +259,10 @@ def _number(text: str) -> float | None:
 
 
 def _delays(text: str) -> tuple[float, float, float, float] | None:
-    match [_number(part) for part in text.split("/")]:
-        case [float(before), float(queue), float(connection), float(transfer)]:
-            return before, queue, connection, transfer
-    return None
+    if (delays := _DELAYS.fullmatch(text)) is None:
+        return None
+    before, queue, connection, transfer = map(float, delays.groups())
+    return before, queue, connection, transfer
 
 
 _RELAY: Final = re.compile(

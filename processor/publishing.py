@@ -26,6 +26,7 @@ class Publisher:
                 "compression.type": "lz4",
                 "linger.ms": 5,
                 "message.timeout.ms": _GIVE_UP_MS,
+                "delivery.report.only.error": True,
                 "partitioner": "murmur2_random",
                 "log_level": 2,
             }
@@ -36,7 +37,7 @@ class Publisher:
 
         Answers, an element an event, None where it is stored and else why it is not.
         """
-        results: list[str | None] = ["no answer from the broker"] * len(emissions)
+        results: list[str | None] = [None] * len(emissions)
         for place, emission in enumerate(emissions):
 
             def delivered(error: KafkaError | None, _: Message, place: int = place) -> None:
@@ -46,6 +47,7 @@ class Publisher:
                 self._produce(emission, delivered)
             except KafkaException as error:
                 results[place] = error.args[0].str()
+        # Ends when each was acknowledged or has failed, and only failures are reported.
         self._producer.flush()
         return results
 
@@ -61,5 +63,4 @@ class Publisher:
             except BufferError:
                 self._producer.poll(0.5)
             else:
-                self._producer.poll(0)
                 return

@@ -9,15 +9,16 @@ from typing import Any, Final
 from zoneinfo import ZoneInfo
 
 import psycopg
-from confluent_kafka import Consumer, KafkaException, Message
+from msgspec import Struct
 
 from contract.database import Pool, conninfo, is_outage, open_pool
-from contract.events import DEAD_LETTERS, DELIVERY_LOG
+from contract.events import DEAD_LETTERS
 from contract.lifetime import live, rest, stop_on_signals
 from contract.outage import first_line, outlast
 from processor import housekeeping
 from processor.consuming import Record
 from processor.dead_letters import dead_letter
+from processor.delivery_log import DeliveryLog, Gap
 from processor.emitting import Emission
 from processor.fences import drop_old_fences, judge_fences, observe_fences
 from processor.operators import replan_moved
@@ -25,11 +26,10 @@ from processor.outbox import Outbox, OutboxError
 from processor.publishing import Publisher
 from processor.settings import ProcessorSettings
 from processor.suppressions import observe_suppressions
-from processor.tracking import Tracking
+from processor.tracking import News, Tracking
 
 logger = logging.getLogger(__name__)
 
-BATCH: Final = 2_000
 WAIT: Final = 0.2
 
 HouseTask = Callable[[psycopg.AsyncConnection[Any]], Awaitable[object]]
@@ -40,6 +40,7 @@ _HOUSE_TASKS: Final[tuple[tuple[str, float, HouseTask], ...]] = (
     ("observe", 10.0, housekeeping.observe),
     ("observe fences", 10.0, observe_fences),
     ("replan", 10.0, partial(replan_moved, only_removed=True)),
+    ("ends", 300.0, housekeeping.end_campaigns),
     ("balance", 60.0, housekeeping.check_balance),
     ("early lines", 600.0, housekeeping.drop_early_lines),
     ("retries", 60.0, housekeeping.drop_old_retries),
@@ -68,59 +69,35 @@ async def _track(
     settings: ProcessorSettings, pool: Pool, publisher: Publisher, stop: asyncio.Event
 ) -> None:
     tracking = Tracking(pool, ZoneInfo(settings.log_timezone))
-    consumer = Consumer(
-        {
-            "bootstrap.servers": settings.kafka_bootstrap_servers,
-            "group.id": settings.group("tracker"),
-            "auto.offset.reset": "earliest",
-            "enable.auto.commit": False,
-            "session.timeout.ms": 6_000,
-            "heartbeat.interval.ms": 1_000,
-            "log_level": 2,
-        }
-    )
-    consumer.subscribe([settings.topic(DELIVERY_LOG)])
+    log = DeliveryLog(settings)
+    # The next batch is read while this one is written.
+    reading = asyncio.create_task(_read(log, tracking))
     try:
         while not stop.is_set():
-            messages = await asyncio.to_thread(consumer.consume, BATCH, WAIT)
-            records = [_record(message) for message in messages if _is_record(message)]
-            if not records:
+            batch = await reading
+            reading = asyncio.create_task(_read(log, tracking))
+            if not batch.records:
                 continue
-
-            async def track(records: list[Record] = records) -> list[tuple[Record, str]]:
-                return await tracking.track(records, datetime.now(UTC))
-
-            dead = await outlast("tracking", track, is_outage)
+            for gap in batch.gaps:
+                await outlast("tracking", partial(tracking.miss, gap), is_outage)
+            dead = await outlast("tracking", partial(tracking.write, batch.said), is_outage)
             await _bury(settings, publisher, dead)
-            await asyncio.to_thread(_commit, consumer)
+            await log.commit(batch.records)
     finally:
-        await asyncio.to_thread(consumer.close)
+        await asyncio.gather(reading, return_exceptions=True)
+        await log.close()
 
 
-def _is_record(message: Message) -> bool:
-    if (error := message.error()) is None:
-        return True
-    logger.warning("delivery-log: %s; waiting for Kafka", error.str())
-    return False
+class _Batch(Struct, frozen=True):
+    records: list[Record]
+    gaps: list[Gap]
+    said: list[tuple[Record, News]]
 
 
-def _record(message: Message) -> Record:
-    return Record(
-        message.topic() or "",
-        message.partition() or 0,
-        message.offset() or 0,
-        datetime.fromtimestamp(message.timestamp()[1] / 1000, UTC),
-        message.value() or b"",
-        message.key(),
-    )
-
-
-def _commit(consumer: Consumer) -> None:
-    try:
-        consumer.commit(asynchronous=False)
-    except KafkaException as error:
-        # What was tracked is read again after a rebalance, and changes nothing.
-        logger.warning("delivery-log: offsets not committed: %s", error.args[0].str())
+async def _read(log: DeliveryLog, tracking: Tracking) -> _Batch:
+    records, gaps = await log.read()
+    said = await asyncio.to_thread(tracking.read, records, datetime.now(UTC))
+    return _Batch(records, gaps, said)
 
 
 async def _bury(

@@ -31,6 +31,18 @@ MOODS: tuple[Mood, ...] = get_args(Mood)
 PROJECT = Path(__file__).parents[1]
 
 
+class Script(msgspec.Struct, frozen=True):
+    """What an operator answers for one recipient.
+
+    Attributes:
+        reply: the whole reply, its lines parted by CR LF; empty: the connection is dropped instead.
+        at: to which command: RCPT TO, or the final dot.
+    """
+
+    reply: str
+    at: Literal["rcpt", "dot"] = "rcpt"
+
+
 class Rules(msgspec.Struct, frozen=True):
     """How an operator behaves now.
 
@@ -39,12 +51,16 @@ class Rules(msgspec.Struct, frozen=True):
         reply: the text of that answer in place of the mood's own, such as "550 5.7.1 blocked, see ...".
         rate: messages accepted a minute (any 60 s) from one address, above it 421 4.7.0; None is any number.
         delay: seconds before the reply to the final dot.
+        scripts: by recipient, before all else.
+        greeting: in place of 220, to whoever connects.
     """
 
     mood: Mood = "accept"
     reply: str | None = None
     rate: int | None = None
     delay: float = 0.0
+    scripts: dict[str, Script] = {}
+    greeting: str | None = None
 
 
 class Attempt(msgspec.Struct, frozen=True):
@@ -151,6 +167,14 @@ class MailboxOperator:
     def set_delay(self, seconds: float) -> None:
         """Change how long it thinks about a message before it answers."""
         self.set_rules(msgspec.structs.replace(self.rules, delay=seconds))
+
+    def set_scripts(self, scripts: Mapping[str, Script]) -> None:
+        """Change what it answers for some recipients."""
+        self.set_rules(msgspec.structs.replace(self.rules, scripts=dict(scripts)))
+
+    def set_greeting(self, greeting: str | None) -> None:
+        """Change what it says to whoever connects."""
+        self.set_rules(msgspec.structs.replace(self.rules, greeting=greeting))
 
     def attempts(self) -> list[Attempt]:
         """Return every attempt up to now, in order."""

@@ -9,7 +9,7 @@ import sys
 import time
 from collections import defaultdict, deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, AnyStr
 
 import msgspec
 from aiosmtpd.smtp import SMTP
@@ -73,14 +73,17 @@ class OperatorHandler:
         self._encoder = msgspec.json.Encoder()
 
     async def handle_RCPT(  # noqa: N802  aiosmtpd's name
-        self, _server: SMTP, session: Session, envelope: Envelope, address: str, options: list[str]
+        self, server: SMTP, session: Session, envelope: Envelope, address: str, options: list[str]
     ) -> str:
         """Answer RCPT TO."""
-        rules = self._current_rules()
+        rules = self.rules()
+        script = rules.scripts.get(address)
         window = self._windows[_peer(session)]
         now = time.monotonic()
         if rules.rate is not None and window.full(rules.rate, now):
             reply: str | None = REPLIES["throttle"]
+        elif script is not None:
+            reply = script.reply if script.at == "rcpt" else None
         else:
             reply = self._refusal(rules, envelope.mail_from or "", address)
         if reply is None:
@@ -90,21 +93,28 @@ class OperatorHandler:
             envelope.rcpt_options.extend(options)
             return "250 2.1.5 Ok"
         self._record(session, envelope, address, reply)
-        if reply == SILENCE:
+        if script is not None and not reply:
+            _drop(server)
+        elif reply == SILENCE:
             # Ends when the client has waited long enough and closes the connection.
             await asyncio.Event().wait()
         return reply
 
     async def handle_DATA(  # noqa: N802  aiosmtpd's name
-        self, _server: SMTP, session: Session, envelope: Envelope
+        self, server: SMTP, session: Session, envelope: Envelope
     ) -> str:
         """Answer the final dot."""
-        await asyncio.sleep(self._current_rules().delay)
+        rules = self.rules()
+        await asyncio.sleep(rules.delay)
         head, _, body = (envelope.original_content or b"").partition(b"\r\n\r\n")
         kept = body.decode(errors="replace") if self._site.keep_bodies else None
         reply = REPLIES["accept"]
         for recipient in envelope.rcpt_tos:
+            if (script := rules.scripts.get(recipient)) is not None:
+                reply = script.reply
             self._record(session, envelope, recipient, reply, headers=headers(head), body=kept)
+        if not reply:
+            _drop(server)
         return reply
 
     def _refusal(self, rules: Rules, sender: str, recipient: str) -> str | None:
@@ -142,7 +152,8 @@ class OperatorHandler:
         )
         os.write(self._attempts, self._encoder.encode(attempt) + b"\n")
 
-    def _current_rules(self) -> Rules:
+    def rules(self) -> Rules:
+        """How the operator behaves now."""
         status = self._rules_file.stat()
         stamp = (status.st_ino, status.st_mtime_ns)
         if stamp != self._rules_stamp:
@@ -163,6 +174,24 @@ def _peer(session: Session) -> str:
     return str(session.peer[0]) if session.peer else ""
 
 
+def _drop(server: SMTP) -> None:
+    # What aiosmtpd holds as a transport is asyncio's of a socket.
+    if isinstance(server.transport, asyncio.Transport):
+        server.transport.abort()
+
+
+class Server(SMTP):
+    """An SMTP server whose greeting is a rule's, where there is one."""
+
+    greeted = False
+
+    async def push(self, status: AnyStr) -> None:
+        """Sends a reply; the first one of a connection is the greeting."""
+        greeting = None if self.greeted else self.event_handler.rules().greeting
+        self.greeted = True
+        await (super().push(status) if greeting is None else super().push(greeting))
+
+
 async def serve(sites: list[Site]) -> None:
     """Serve all operators until cancelled."""
     loop = asyncio.get_running_loop()
@@ -171,7 +200,7 @@ async def serve(sites: list[Site]) -> None:
         hostname = f"mx.{site.name}.test"
 
         def session(handler: OperatorHandler = handler, hostname: str = hostname) -> Any:
-            return SMTP(
+            return Server(
                 handler,
                 hostname=hostname,
                 ident="ESMTP",

@@ -1,10 +1,16 @@
 """`fairpost campaigns`: how campaigns stand, and what a person does to them."""
 
+import os
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
 import click
 
 from contract import console
 from contract.states import CampaignState
 from processor.cli.session import actor, json_option, settings_of, with_database
+from processor.export import ExportFormat, export_campaign, whole_file
 from processor.interventions import cancel, hold, lift
 from processor.overview import campaign_shares, list_campaigns, show_campaign
 
@@ -13,6 +19,7 @@ _COLUMNS = (
     "state",
     "held_at",
     "scheduled_for",
+    "ended_at",
     "dispatches",
     "unplanned",
     "planned",
@@ -27,7 +34,7 @@ _COLUMNS = (
 
 @click.group()
 def campaigns() -> None:
-    """List, show, pause, resume and cancel campaigns."""
+    """List, show, export, pause, resume and cancel campaigns."""
 
 
 @campaigns.command("list")
@@ -61,6 +68,46 @@ def show(context: click.Context, campaign_id: str, *, as_json: bool) -> None:
     click.echo()
     shares = with_database(settings, lambda c: campaign_shares(c, campaign_id))
     console.show(shares, as_json=False)
+
+
+@campaigns.command()
+@click.argument("campaign_id")
+@click.option(
+    "--output",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Where to; standard output by default. The file is there when it is whole, for its owner only.",
+)
+@click.option("--json", "as_json", is_flag=True, help="JSON lines instead of CSV.")
+@click.pass_context
+def export(context: click.Context, campaign_id: str, output: Path | None, *, as_json: bool) -> None:
+    """Export what became of each message of a campaign, as CSV.
+
+    In CSV a value of others (user_id, email_key, email, reply) that begins with = + - @ or a tab or line end gets an
+    apostrophe before it, so that a spreadsheet shows it and does not compute it; --json has all as it is stored.
+
+    \b
+    Examples:
+      fairpost campaigns export spring --output spring.csv
+      fairpost campaigns export spring --json | jq 'select(.status == "bounced") | .email'
+    """
+    form = ExportFormat.JSON_LINES if as_json else ExportFormat.CSV
+    target = nullcontext(sys.stdout.buffer) if output is None else whole_file(output)
+    try:
+        with target as file, console.progress_bar("messages") as seen:
+            rows = with_database(
+                settings_of(context), lambda c: export_campaign(c, campaign_id, file, form, seen)
+            )
+            file.flush()
+    except BrokenPipeError:
+        # Who reads has seen enough. What is still buffered has nowhere to go (library reference, module signal).
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise console.CommandError("standard output: closed before the end") from None
+    except OSError as error:
+        raise console.CommandError(
+            f"{output or 'standard output'}: {error.strerror or error}"
+        ) from None
+    console.complain(f"campaign {campaign_id}: {rows} messages exported")
 
 
 @campaigns.command()

@@ -181,7 +181,12 @@ def build(testbed: Testbed, template: str, request: pytest.FixtureRequest) -> It
     """Builds the house of a test: `build({"gmail": 600}, hosts=2)`; nothing runs before `start()`."""
     with ExitStack() as stack:
 
-        def _build(limits: Mapping[str, int | None], *, hosts: int = 1) -> House:
+        def _build(
+            limits: Mapping[str, int | None],
+            *,
+            hosts: int = 1,
+            postfix: Mapping[str, str] = IMPATIENT,
+        ) -> House:
             number = next(_numbers)
             name = f"{re.sub('[^a-z]+', '_', request.node.name)[:32]}_{number}"
             operators = testbed.add_operators({o: [f"{o}.test"] for o in limits})
@@ -195,7 +200,7 @@ def build(testbed: Testbed, template: str, request: pytest.FixtureRequest) -> It
                     f"mta-{number}-{host}",
                     operators=operators.values(),
                     topic=installation.topic("delivery-log"),
-                    postfix=IMPATIENT,
+                    postfix=postfix,
                 )
                 stack.callback(testbed.remove_instance, instance.name)
                 instances[instance.name] = instance

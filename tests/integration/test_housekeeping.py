@@ -3,13 +3,26 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from datetime import UTC
 
 import pytest
 from prometheus_client import REGISTRY
 
 from contract.database import Pool
-from processor.housekeeping import check_balance, drop_early_lines, observe, sweep
-from tests.integration.conftest import Post, cancelled, due, fetch, fetch_one, scheduled
+from contract.events import SEND_EMAILS
+from processor.housekeeping import check_balance, drop_early_lines, end_campaigns, observe, sweep
+from processor.tracking import Tracking
+from tests.integration.conftest import (
+    Post,
+    cancelled,
+    due,
+    fetch,
+    fetch_one,
+    paused,
+    records,
+    scheduled,
+)
+from tests.integration.test_tracking import bounced, queued, sent, track
 
 Refusals = Callable[[], list[str]]
 
@@ -209,3 +222,52 @@ async def test_lines_without_a_queue_id_are_kept_for_a_day(post: Post) -> None:
         ("Q1",),
         ("Q2",),
     ]
+
+
+AGE = "UPDATE chunks SET opened_at = opened_at - interval '1 day', claimed_at = claimed_at - interval '1 day'"
+
+
+async def ended(post: Post) -> set[str]:
+    """The campaigns that have ended, after a turn of housekeeping."""
+    async with post.worker.connection() as connection:
+        await end_campaigns(connection)
+    rows = await fetch(post.owner, "SELECT campaign_id FROM campaigns WHERE ended_at IS NOT NULL")
+    return {campaign_id for (campaign_id,) in rows}
+
+
+async def test_campaigns_end(post: Post) -> None:
+    """A cancelled campaign has ended; another one when all its mail is final and nothing came for a day. What comes reopens it."""
+    await post.apply(scheduled(), scheduled("stopped"), scheduled("busy"))
+    first, second = await post.plan([due(1), due(2)])
+    await post.hand(2)
+    await post.plan([due(3, "busy"), due(4, "unknown")])
+    await post.apply(cancelled("stopped"), paused("busy"))
+    assert await ended(post) == {"stopped"}
+    tracking = Tracking(post.worker, UTC)
+    await track(tracking, queued(first), queued(second), sent(first))
+    await post.owner.execute(AGE)
+    assert await ended(post) == {"stopped"}
+    await track(tracking, bounced(second))
+    [reserved] = await post.reserve([due(5)])
+    assert await ended(post) == {"stopped"}
+    await post.planning(records([reserved], SEND_EMAILS))
+    await post.hand(1)
+    await track(tracking, queued(reserved.dispatch_id), sent(reserved.dispatch_id))
+    assert await ended(post) == {"stopped"}
+    await post.owner.execute(AGE)
+    assert await ended(post) == {"stopped", "c"}
+    assert await fetch_one(post.owner, "SELECT count(*) FROM campaigns WHERE ended_at IS NULL") == 2
+
+    await post.plan([due(6)])
+    assert await ended(post) == {"stopped"}
+    await post.hand(1)
+
+
+async def test_a_campaign_that_is_planned_just_now_does_not_end(post: Post) -> None:
+    """Housekeeping passes over a campaign whose planner has not committed yet, so that no mail is left in an ended one."""
+    await post.apply(scheduled())
+    async with post.owner.transaction():
+        await post.owner.execute("SELECT FROM campaigns FOR NO KEY UPDATE")
+        async with post.worker.connection() as connection:
+            assert await end_campaigns(connection) == 0
+    assert await ended(post) == {"c"}

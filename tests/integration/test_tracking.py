@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.database import Pool
+from contract.database import Connection, Pool
 from contract.envelope import sender_of
 from contract.events import DELIVERY_LOG, AgentReport, PostfixLine
 from contract.states import FINAL, MessageState
@@ -470,14 +470,73 @@ def outcome(log: Iterable[Told]) -> dict[int, tuple[str, datetime]]:
     }
 
 
+def requeued(log: Sequence[Told], choices: random.Random) -> list[Told]:
+    """The same log, in which a person requeued some of what was deferred: it goes on under another queue id."""
+    first: dict[int, float] = {}
+    for _, dispatch_id, state, seconds in log:
+        if state is MessageState.DEFERRED:
+            first.setdefault(dispatch_id, seconds)
+    chosen = {dispatch_id: at for dispatch_id, at in first.items() if choices.random() < 0.5}
+
+    def goes_on(told: Told) -> Told:
+        line, dispatch_id, state, seconds = told
+        if seconds <= chosen.get(dispatch_id, seconds):
+            return told
+        return under_another_queue_id(line), dispatch_id, state, seconds
+
+    renamed = [goes_on(told) for told in log]
+    active: list[Told] = [
+        (
+            under_another_queue_id(queued(dispatch_id, at + 0.5)),
+            dispatch_id,
+            MessageState.QUEUED,
+            at + 0.5,
+        )
+        for dispatch_id, at in chosen.items()
+    ]
+    return [*renamed, *active]
+
+
+def under_another_queue_id(line: PostfixLine) -> PostfixLine:
+    """The line of a mail that was requeued."""
+    return msgspec.structs.replace(line, message=line.message.replace("4bQ", "4bR", 1))
+
+
+# Chunks whose counts are not those of their messages, in one snapshot.
+MISCOUNTED = """
+SELECT k.chunk_id FROM chunks k JOIN chunk_counts c USING (chunk_id)
+  JOIN LATERAL (SELECT count(*) FILTER (WHERE state = 'handed') AS handed, count(*) FILTER (WHERE state = 'queued') AS queued,
+                       count(*) FILTER (WHERE state = 'deferred') AS deferred, count(*) FILTER (WHERE state = 'sent') AS sent,
+                       count(*) FILTER (WHERE state = 'bounced') AS bounced, count(*) FILTER (WHERE state = 'expired') AS expired
+                  FROM messages m WHERE m.chunk_id = k.chunk_id) m ON true
+ WHERE (c.handed, c.queued, c.deferred, c.sent, c.bounced, c.expired)
+       IS DISTINCT FROM (m.handed, m.queued, m.deferred, m.sent, m.bounced, m.expired)"""
+
+
+async def watch_counts(owner: Connection, looks: list[list[tuple[Any, ...]]]) -> None:
+    """Looks again and again, until it is cancelled."""
+    while True:
+        looks.append(await fetch(owner, MISCOUNTED))
+        await asyncio.sleep(0.01)
+
+
 @pytest.mark.parametrize("seed", [1, 2, 3])
 async def test_shuffled_duplicates_at_many_trackers(
-    post: Post, database: Database, refusals: Callable[[], list[str]], seed: int
+    post: Post, owner: Connection, database: Database, refusals: Callable[[], list[str]], seed: int
 ) -> None:
-    """Trackers that each get all lines several times, shuffled, end where one that reads the log in order ends."""
+    """Trackers that each get all lines several times, shuffled, end where one that reads the log in order ends.
+
+    Some mail was requeued, some is foreign; and at any moment the counts are those of the messages.
+    """
     dispatch_ids = await handed(post, 150)
-    log = shuffled_logs(dispatch_ids, seed)
     choices = random.Random(seed)
+    log = requeued(shuffled_logs(dispatch_ids, seed), choices)
+    foreign = [
+        line
+        for number in range(20)
+        for line in (queued(10_000 + number, sender="root@host.test"), sent(10_000 + number))
+    ]
+    looks: list[list[tuple[Any, ...]]] = []
     async with pool_of(database.worker, 5) as pool:
         tracking = Tracking(pool, UTC)
 
@@ -485,10 +544,15 @@ async def test_shuffled_duplicates_at_many_trackers(
             for start in range(0, len(order), 60):
                 await track(tracking, *order[start : start + 60])
 
-        orders = [[line for line, *_ in log] * 2 for _ in range(5)]
+        orders = [[*(line for line, *_ in log), *foreign] * 2 for _ in range(5)]
         for order in orders:
             choices.shuffle(order)
+        watching = asyncio.create_task(watch_counts(owner, looks))
         await asyncio.gather(*map(run, orders))
+        watching.cancel()
+        await asyncio.wait([watching])
+    assert len(looks) > 10
+    assert not any(looks)
     rows = await fetch(post.owner, "SELECT dispatch_id, state, status_at FROM messages")
     assert {dispatch_id: (state, status_at) for dispatch_id, state, status_at in rows} == outcome(
         log

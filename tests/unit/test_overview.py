@@ -21,6 +21,7 @@ def campaign(dispatches: int, states: dict[str, int]) -> Campaign:
             "finish_by": None,
             "held_at": None,
             "held_by": None,
+            "ended_at": None,
             "dispatches": dispatches,
             **states,
         },
