@@ -55,7 +55,7 @@ async def nine_ends(post: Post) -> dict[int, str]:
     suppressed, *ours = await post.plan([due(n) for n in range(7)])
     active, later, done, refused, old, wrong = ours
     await post.owner.execute(
-        "INSERT INTO suppressions (email, reason) VALUES ('user0@example.test', 'hard')"
+        "INSERT INTO suppressions (mailbox, source, reason, since) VALUES ('user0@example.test', 'person', 'left', now())"
     )
     await post.ripen()
     batch = await post.handover().write_ahead(await post.claim(), 1, 7)
