@@ -21,6 +21,7 @@ from benchmarks import (
     planning_growth,
     reservation,
     reservation_rate,
+    shipping,
     sizes,
 )
 from benchmarks.measurement import Measurement, print_table, to_json
@@ -40,6 +41,7 @@ BENCHMARKS: Final[dict[str, Callable[[Testbed], list[Measurement]]]] = {
     fair_share.NAME: fair_share.measure,
     feed.NAME: feed.measure,
     pace.NAME: pace.measure,
+    shipping.NAME: shipping.measure,
 }
 """Each measures on a testbed of Kafka and PostgreSQL, fsync on, and adds what else it needs."""
 
