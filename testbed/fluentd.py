@@ -83,7 +83,7 @@ class Fluentd:
         tail = parse(CONFIGURATION.read_text(), self._environment).one("source", "tail")
         status = self._postfix_log.stat()
         Position(Path(tail.parameters["pos_file"])).store(
-            [(self._postfix_log, status.st_size, status.st_ino)]
+            [(self._postfix_log, status.st_ino, status.st_size)]
         )
 
     def cpu_seconds(self) -> float:
