@@ -21,6 +21,7 @@ from benchmarks import (
     planning_growth,
     reservation,
     reservation_rate,
+    shipping,
     sizes,
     tracking,
 )
@@ -42,6 +43,7 @@ BENCHMARKS: Final[dict[str, Callable[[Testbed], list[Measurement]]]] = {
     feed.NAME: feed.measure,
     pace.NAME: pace.measure,
     tracking.NAME: tracking.measure,
+    shipping.NAME: shipping.measure,
 }
 """Each measures on a testbed of Kafka and PostgreSQL, fsync on, and adds what else it needs."""
 

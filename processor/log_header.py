@@ -1,4 +1,7 @@
-"""The header of a line of a mail log (RFC 3164 section 4.1, or with an ISO 8601 stamp)."""
+"""The header of a line of a mail log (RFC 3164 section 4.1, or with an ISO 8601 stamp).
+
+Fluentd splits it off by the same pattern (`deploy/fluentd/fluent.conf`).
+"""
 
 import re
 from datetime import UTC, datetime, timedelta, tzinfo
@@ -20,7 +23,7 @@ class Header(Struct, frozen=True):
 _HEADER: Final = re.compile(
     r"(?P<time>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d"
     r"|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9}+)?(?:Z|[+-]\d\d:?\d\d)?)"
-    r" (?P<host>\S++) (?P<tag>[^\s\[:]++)(?:\[(?P<pid>\d{1,10}+)\])?: (?P<message>.*+)",
+    r" (?P<host>\S++) (?P<tag>\S+?)(?:\[(?P<pid>\d{1,10}+)\])?: (?P<message>.*+)",
     re.ASCII | re.DOTALL,
 )
 

@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from testbed.fluentd_config import parse
 from testbed.ports import accepts, reserve_port
 from testbed.processes import Process
+from testbed.tailing import Position
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,20 +44,21 @@ class Fluentd:
         self.port = reserve_port()
         self.log = directory / "fluentd.log"
         self._directory = directory
+        self._postfix_log = postfix_log
+        self._environment = {
+            "FAIRPOST_INSTANCE": instance,
+            "FAIRPOST_POSTFIX_LOG": str(postfix_log),
+            "FAIRPOST_FLUENTD_DIR": str(directory),
+            "FAIRPOST_FLUENTD_PORT": str(self.port),
+            "FAIRPOST_FLUENTD_METRICS_PORT": str(reserve_port()),
+            "FAIRPOST_KAFKA_BOOTSTRAP_SERVERS": bootstrap_servers,
+            "FAIRPOST_DELIVERY_LOG_TOPIC": topic,
+        }
         self._process = Process(
             f"Fluentd of {instance}",
             [*_program(), str(CONFIGURATION)],
             log=self.log,
-            environment={
-                "FAIRPOST_INSTANCE": instance,
-                "FAIRPOST_POSTFIX_LOG": str(postfix_log),
-                "FAIRPOST_FLUENTD_DIR": str(directory),
-                "FAIRPOST_FLUENTD_PORT": str(self.port),
-                "FAIRPOST_FLUENTD_METRICS_PORT": str(reserve_port()),
-                "FAIRPOST_KAFKA_BOOTSTRAP_SERVERS": bootstrap_servers,
-                "FAIRPOST_DELIVERY_LOG_TOPIC": topic,
-                "PYTHONPATH": str(PROJECT),
-            },
+            environment={**self._environment, "PYTHONPATH": str(PROJECT)},
             # Fluentd's supervisor passes it on to its worker; the stand-in loses nothing by it.
             death_signal=signal.SIGTERM,
         )
@@ -73,6 +76,19 @@ class Fluentd:
         """
         self._directory.mkdir(parents=True, exist_ok=True)
         self._process.start(lambda: accepts(self.port))
+
+    def skip_log(self) -> None:
+        """Before its first start: take what the log holds now for shipped."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        tail = parse(CONFIGURATION.read_text(), self._environment).one("source", "tail")
+        status = self._postfix_log.stat()
+        Position(Path(tail.parameters["pos_file"])).store(
+            [(self._postfix_log, status.st_ino, status.st_size)]
+        )
+
+    def cpu_seconds(self) -> float:
+        """CPU time since its start."""
+        return self._process.cpu_seconds()
 
     def stop(self) -> None:
         """Stop it in order."""

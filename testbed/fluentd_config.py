@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -26,8 +25,18 @@ LEXEME = re.compile(
 EMBEDDED = re.compile(r"#\{(?P<code>[^}]*)\}")
 
 FROM_ENVIRONMENT = re.compile(
-    r"ENV\['(?P<name>\w+)'\] \|\| (?:'(?P<default>[^']*)'|(?P<host>hostname))"
+    r"""
+    ENV\['(?P<name>\w+)'\]
+    (?:
+        [ ]\|\|[ ]'(?P<default>[^']*)'
+      | \.to_s\[(?P<valid>/.*/)\][ ]or[ ]raise[ ]Fluent::ConfigError,[ ]'(?P<complaint>[^']*)'
+    )
+    """,
+    re.VERBOSE,
 )
+
+FOREIGN = re.compile(r"\\[hHRKXZGg]|\\p\{|\[\[:|&&|\(\?[imx~]|\}\+")
+"""What Ruby's Onigmo reads otherwise than Python's `re`, or alone."""
 
 
 class ConfigurationError(ValueError):
@@ -107,17 +116,20 @@ def to_regexp(literal: str) -> re.Pattern[str]:
     if not (literal.startswith("/") and literal.endswith("/")):
         raise ConfigurationError(f"not a regexp: {literal}")
     source = re.sub(r"\(\?<(?=[A-Za-z_])", "(?P<", literal[1:-1])
-    foreign = next(
-        (each for each in (r"\h", r"\R", r"\K", r"\p{", r"\g<", "[[:") if each in source), None
-    )
-    if foreign:
-        raise ConfigurationError(f"Python's re has no {foreign}: {literal}")
-    # In Ruby ^ and $ are a line's ends, and \w \d \s are ASCII.
-    return re.compile(source, re.MULTILINE | re.ASCII)
+    if (foreign := FOREIGN.search(source)) is not None:
+        raise ConfigurationError(f"Python's re has no {foreign[0]} as Ruby means it: {literal}")
+    # In Ruby ^ and $ are a line's ends, \z the text's, and \w \d \s are ASCII.
+    return re.compile(source.replace(r"\z", r"\Z"), re.MULTILINE | re.ASCII)
 
 
 def tag_matches(pattern: str, tag: str) -> bool:
-    """Whether a tag matches the pattern of a <filter> or <match>: `*` is one part, `**` any number of them."""
+    """Whether a tag matches the pattern of a <filter> or <match>: `*` is one part, `**` any number of them.
+
+    Raises:
+        ConfigurationError: the pattern is of another kind.
+    """
+    if not re.fullmatch(r"[\w.*-]+", pattern):
+        raise ConfigurationError(f"only one pattern of names, * and ** is understood: {pattern}")
     source = re.escape(pattern).replace(r"\.\*\*", r"(?:\..*)?").replace(r"\*\*", ".*")
     return re.fullmatch(source.replace(r"\*", r"[^.]*"), tag) is not None
 
@@ -126,9 +138,16 @@ def _evaluate(quoted: str, environment: Mapping[str, str]) -> str:
     def value(embedded: re.Match[str]) -> str:
         code = FROM_ENVIRONMENT.fullmatch(embedded["code"].strip())
         if code is None:
-            raise ConfigurationError(f"only ENV['NAME'] || 'default' is understood: {embedded[0]}")
-        default = socket.gethostname() if code["host"] else code["default"]
-        return environment.get(code["name"], default)
+            raise ConfigurationError(
+                "only ENV['NAME'] || 'default' and ENV['NAME'].to_s[/valid/] or raise"
+                f" Fluent::ConfigError, 'complaint' are understood: {embedded[0]}"
+            )
+        if code["valid"] is None:
+            return environment.get(code["name"], code["default"])
+        valid = to_regexp(code["valid"]).search(environment.get(code["name"], ""))
+        if valid is None:
+            raise ConfigurationError(code["complaint"])
+        return valid[0]
 
     return EMBEDDED.sub(value, quoted)
 

@@ -1,8 +1,9 @@
 """What stands in for Fluentd where it is not installed: `python -m testbed.fluentd_standin fluent.conf`.
 
-It runs what fluent.conf says: follows the log files, filters, takes records by the forward protocol, and
-produces to Kafka. Lines of the log arrive at least once and in order; records of the forward protocol are kept
-in memory only, and are lost when it is killed while Kafka is down.
+It runs what fluent.conf says: follows the log files, takes records by the forward protocol, sends them through the
+pipeline and produces to Kafka; what it does not know is an error. Lines of the log arrive at least once and in
+order. It has no buffer: its position in the log moves on when Kafka has the lines, and records of the forward
+protocol are kept in memory only. It has no metrics.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from testbed.fluentd_config import Section, parse, tag_matches, to_regexp
+from testbed.fluentd_config import ConfigurationError, Section, parse, to_regexp
+from testbed.fluentd_pipeline import ROOT, Pipeline, Record
 from testbed.forward import ForwardServer
 from testbed.tailing import Position, Tail
 
 if TYPE_CHECKING:
-    import re
     from collections.abc import Callable, Iterable
 
     from confluent_kafka import Message
@@ -32,36 +33,18 @@ POLL = 0.05
 BACKOFF = 1.0
 """Seconds after which a failed batch is produced again."""
 
-Record = dict[str, Any]
-
-
-class Pipeline:
-    """The filters of a configuration: what becomes of a record."""
-
-    def __init__(self, configuration: Section) -> None:
-        self._filters = [
-            (section.argument, _filter(section)) for section in configuration.all("filter")
-        ]
-
-    def pass_through(self, tag: str, record: Record) -> Record | None:
-        """Return what the filters of the tag make of the record; None when they drop it."""
-        passed: Record | None = record
-        for pattern, apply in self._filters:
-            if passed is not None and tag_matches(pattern, tag):
-                passed = apply(passed)
-        return passed
-
 
 class Output:
     """The <match> that produces to Kafka."""
 
     def __init__(self, match: Section, stopped: threading.Event) -> None:
         parameters = match.parameters
-        self._topic = parameters["default_topic"]
+        self._topic = parameters["topic"]
         self._key = parameters["message_key_key"]
         self._settings = {
             "bootstrap.servers": parameters["brokers"],
             "acks": int(parameters["required_acks"]),
+            "message.send.max.retries": int(parameters["max_send_retries"]),
             "enable.idempotence": parameters["idempotent"] == "true",
             "compression.type": parameters["compression_codec"],
             **msgspec.json.decode(parameters["rdkafka_options"], type=dict[str, Any]),
@@ -88,7 +71,7 @@ class Output:
             pending = len(batch)
 
             def delivered(
-                error: KafkaError | None, _: Message, failures: list[KafkaError] = failures
+                error: KafkaError | None, _: Message | None, failures: list[KafkaError] = failures
             ) -> None:
                 nonlocal pending
                 pending -= 1
@@ -114,9 +97,15 @@ class Output:
         self._producer.flush(timeout)
 
     def _produce(
-        self, record: Record, delivered: Callable[[KafkaError | None, Message], None]
+        self, record: Record, delivered: Callable[[KafkaError | None, Message | None], None]
     ) -> None:
-        key, value = str(record.get(self._key, "")), msgspec.json.encode(record)
+        try:
+            key, value = str(record.get(self._key, "")), msgspec.json.encode(record)
+        except UnicodeEncodeError as error:
+            # As Fluentd's plugin: who does not scrub loses it.
+            say(f"a record that is no UTF-8 is skipped: {error.reason}")
+            delivered(None, None)
+            return
         while not self._stopped.is_set():
             try:
                 self._producer.produce(self._topic, value, key, on_delivery=delivered)
@@ -133,19 +122,21 @@ def run(configuration: Section) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
     pipeline = Pipeline(configuration)
-    match = configuration.one("match", "rdkafka2")
-    agent_output = Output(match, stopped)
-
-    def take(tag: str, record: Record) -> None:
-        passed = pipeline.pass_through(tag, record)
-        if passed is not None:
-            agent_output.send(passed)
-
+    agent_output = Output(pipeline.output, stopped)
     forward = configuration.one("source", "forward").parameters
+
+    def take(tag: str, record: object) -> None:
+        # Fluentd skips what is no record too.
+        if isinstance(record, dict):
+            passed = pipeline.pass_through(forward.get("@label", ROOT), tag, record)
+            if passed is not None:
+                agent_output.send(passed)
+
     with ForwardServer((forward["bind"], int(forward["port"])), take) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         say("ready")
-        follow_log(configuration.one("source", "tail"), pipeline, Output(match, stopped), stopped)
+        output = Output(pipeline.output, stopped)
+        follow_log(configuration.one("source", "tail"), pipeline, output, stopped)
         server.shutdown()
     agent_output.flush(5)
 
@@ -154,19 +145,18 @@ def follow_log(
     source: Section, pipeline: Pipeline, output: Output, stopped: threading.Event
 ) -> None:
     """Ship the log's lines until stopped; the position moves on when the broker has them."""
-    tag = source.parameters["tag"]
-    head = to_regexp(source.one("parse").parameters["expression"])
+    read = LineReader(source)
+    label, tag = source.parameters.get("@label", ROOT), source.parameters["tag"]
     paths = [Path(path.strip()) for path in source.parameters["path"].split(",")]
-    position = Position(Path(source.parameters["pos_file"]))
-    with Tail(paths, position) as tail:
+    with Tail(paths, Position(Path(source.parameters["pos_file"]))) as tail:
         while not stopped.is_set():
             lines = tail.read()
-            records = []
-            for line in lines:
-                if (parts := head.match(line)) is not None:
-                    passed = pipeline.pass_through(tag, _typed(parts))
-                    if passed is not None:
-                        records.append(passed)
+            records = [
+                passed
+                for record in map(read, lines)
+                if record is not None
+                and (passed := pipeline.pass_through(label, tag, record)) is not None
+            ]
             if records and not output.deliver(records):
                 return
             if lines:
@@ -175,31 +165,41 @@ def follow_log(
                 stopped.wait(POLL)
 
 
-def _typed(parts: re.Match[str]) -> Record:
-    # <parse> says `types pid:integer`.
-    return {
-        name: int(value) if name == "pid" else value
-        for name, value in parts.groupdict().items()
-        if value is not None
-    }
+class LineReader:
+    """Makes records of a log's lines, as a source's <parse> says."""
+
+    def __init__(self, source: Section) -> None:
+        parsing = source.one("parse", "regexp").parameters
+        self._head = to_regexp(parsing["expression"])
+        self._max_size = _size(source.parameters["max_line_size"])
+        self._integers = _integers(parsing["types"])
+
+    def __call__(self, line: str) -> Record | None:
+        """Return the record of a line; None for one that is too long, or not of the form."""
+        if len(line.encode(errors="surrogateescape")) >= self._max_size:
+            say("a line that is too long is skipped")
+            return None
+        if (parts := self._head.match(line)) is None:
+            return None
+        return {
+            name: int(value) if name in self._integers else value
+            for name, value in parts.groupdict().items()
+            if value is not None
+        }
 
 
-def _filter(section: Section) -> Callable[[Record], Record | None]:
-    if section.type == "grep":
-        condition = section.one("regexp").parameters
-        key, pattern = condition["key"], to_regexp(condition["pattern"])
-        return lambda record: record if pattern.search(str(record.get(key, ""))) else None
-    # record_transformer; its Ruby only scrubs what is no UTF-8, and lines are decoded that way here.
-    removed = section.parameters.get("remove_keys", "").split(",")
-    constants = {
-        name: value
-        for name, value in section.one("record").parameters.items()
-        if not value.startswith("${")
-    }
-    return lambda record: {
-        **{name: value for name, value in record.items() if name not in removed},
-        **constants,
-    }
+def _size(text: str) -> int:
+    """A size such as 16k, in bytes."""
+    units = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+    return int(text[:-1]) * units[text[-1]] if text[-1] in units else int(text)
+
+
+def _integers(types: str) -> frozenset[str]:
+    """The fields that `types` makes integers of."""
+    pairs = [pair.partition(":") for pair in types.split(",")]
+    if any(kind != "integer" for _, _, kind in pairs):
+        raise ConfigurationError(f"types: only integer is understood: {types}")
+    return frozenset(name for name, _, _ in pairs)
 
 
 def _report_outage(error: KafkaError) -> None:
@@ -208,7 +208,7 @@ def _report_outage(error: KafkaError) -> None:
         say("Kafka is down; tried until it is back")
 
 
-def _report_failure(error: KafkaError | None, _: Message) -> None:
+def _report_failure(error: KafkaError | None, _: Message | None) -> None:
     if error is not None:
         say(f"a record of the agent failed: {error.str()}")
 

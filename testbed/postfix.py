@@ -164,6 +164,10 @@ class Postfix:
         self._create_log()
         self.reload()
 
+    def flush(self) -> None:
+        """Make it try all mail that waits, by postqueue(1)."""
+        self._run("postqueue", "-f")
+
     def queue(self) -> list[QueuedMessage]:
         """Return what its queue holds, by postqueue(1).
 

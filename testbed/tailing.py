@@ -51,7 +51,7 @@ class Tail:
         self._files: dict[int, tuple[Path, BinaryIO]] = {}
 
     def read(self) -> list[str]:
-        """Return the complete lines that are new in the oldest file that has any; what is no UTF-8 becomes `?`."""
+        """Return the complete lines that are new in the oldest file that has any; what is no UTF-8 as surrogates."""
         self._find()
         for inode, (_path, file) in self._files.items():
             file.seek(self._offsets[inode])
@@ -59,7 +59,7 @@ class Tail:
             complete = content.rpartition(b"\n")[0]
             if b"\n" in content:
                 self._offsets[inode] += len(complete) + 1
-                return complete.decode(errors="replace").replace("\ufffd", "?").split("\n")
+                return complete.decode(errors="surrogateescape").split("\n")
         return []
 
     def commit(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from testbed.processes import ServiceError
 
@@ -11,6 +11,15 @@ _TIMEOUT = 30.0
 
 def read_topic(bootstrap_servers: str, topic: str) -> list[bytes]:
     """The values of all records of a topic, in order within each partition.
+
+    Raises:
+        ServiceError: Kafka does not answer.
+    """
+    return [record.value() or b"" for record in read_records(bootstrap_servers, topic)]
+
+
+def read_records(bootstrap_servers: str, topic: str) -> list[Message]:
+    """All records of a topic, in order within each partition.
 
     Raises:
         ServiceError: Kafka does not answer.
@@ -24,7 +33,7 @@ def read_topic(bootstrap_servers: str, topic: str) -> list[bytes]:
             "log_level": 2,
         }
     )
-    values: list[bytes] = []
+    records: list[Message] = []
     try:
         partitions = consumer.list_topics(topic, timeout=_TIMEOUT).topics[topic].partitions
         consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
@@ -34,11 +43,11 @@ def read_topic(bootstrap_servers: str, topic: str) -> list[bytes]:
             if message is None:
                 raise ServiceError(f"Kafka: {topic}: no answer within {_TIMEOUT:g} s")
             if (error := message.error()) is None:
-                values.append(message.value() or b"")
+                records.append(message)
             elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  its public name
                 ended.add(message.partition())
             else:
                 raise ServiceError(f"Kafka: {topic}: {error.str()}")
     finally:
         consumer.close()
-    return values
+    return records

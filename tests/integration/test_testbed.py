@@ -308,8 +308,7 @@ def test_log_arrives_in_kafka_by_instance(testbed: Testbed, instance: Instance) 
     assert set(values[0]) == {"source", "instance", "tag", "pid", "time", "message"}
 
     messages = [each["message"] for each in values]
-    assert "starting the Postfix mail system" in messages
-    assert any(message.startswith("daemon started -- version") for message in messages)
+    assert any(message.startswith("daemon started -- version ") for message in messages)
     [active, sent] = [each for each in values if each["message"].startswith(queue_id)]
     assert active["tag"] == "postfix-a/qmgr"
     assert active["message"].endswith("(queue active)")

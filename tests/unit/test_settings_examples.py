@@ -160,8 +160,7 @@ def test_the_environment_file_shows_fluentds_defaults() -> None:
     fallbacks = re.findall(r"ENV\['(\w+)'\] \|\| '([^']*)'", FLUENTD.read_text())
     assert fallbacks
     for name, fallback in fallbacks:
-        # The brokers have no default on the other side: the file shows an example of them.
-        assert name == "FAIRPOST_KAFKA_BOOTSTRAP_SERVERS" or shown[name] == fallback
+        assert shown[name] == fallback
 
 
 def test_both_examples_show_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
