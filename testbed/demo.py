@@ -121,14 +121,18 @@ class Share:
     sent: int
     bounced: int
     deferred: int
+    suppressed: int
     cancelled: int
     under_way: int
     servers: str
 
 
+ENDS = ("sent", "bounced", "deferred", "suppressed", "cancelled")
+"""What becomes of the messages: full mailboxes are tried again later, and who bounced gets no other campaign."""
+
 _SHARES = """
 SELECT campaign_id, operator, sum(size)::int, sum(sent)::int, sum(bounced)::int, sum(deferred)::int,
-       sum(cancelled)::int, sum(planned + handed + queued)::int, coalesce(string_agg(DISTINCT instance, ' '), '')
+       sum(suppressed)::int, sum(cancelled)::int, sum(planned + handed + queued)::int, coalesce(string_agg(DISTINCT instance, ' '), '')
   FROM chunks JOIN chunk_counts USING (chunk_id) GROUP BY campaign_id, operator ORDER BY campaign_id, operator"""
 
 # Full mailboxes stay deferred; greylisted ones do not.
@@ -161,7 +165,7 @@ def table(shares: Sequence[Share]) -> Table:
     for column in ("campaign", "operator"):
         grid.add_column(column)
     grid.add_column("progress", width=24)
-    for column in ("messages", "sent", "bounced", "deferred", "cancelled"):
+    for column in ("messages", *ENDS):
         grid.add_column(column, justify="right")
     grid.add_column("server")
     for share in shares:
@@ -169,7 +173,8 @@ def table(shares: Sequence[Share]) -> Table:
         grid.add_row(
             *(share.campaign_id, share.operator),
             ProgressBar(total=share.messages, completed=done, width=24),
-            *map(str, (share.messages, share.sent, share.bounced, share.deferred, share.cancelled)),
+            str(share.messages),
+            *(str(getattr(share, end)) for end in ENDS),
             share.servers,
         )
     return grid
@@ -214,8 +219,7 @@ def summary(due: int, reckoning: Reckoning) -> str:
     """The last line."""
     states = reckoning.states
     return (
-        f"demo: due={due} reserved={reckoning.reserved} sent={states['sent']} bounced={states['bounced']}"
-        f" deferred={states['deferred']} cancelled={states['cancelled']}"
+        f"demo: due={due} reserved={reckoning.reserved} {' '.join(f'{end}={states[end]}' for end in ENDS)}"
         f" lost={reckoning.lost + due - reckoning.reserved} twice={reckoning.twice}"
     )
 
@@ -224,7 +228,7 @@ def judge(due: int, reckoning: Reckoning, console: Console) -> bool:
     """Say what does not add up; True where all does."""
     for complaint in reckoning.complaints[:20]:
         console.print(complaint, style="red", soft_wrap=True)
-    counted = sum(reckoning.states[state] for state in ("sent", "bounced", "deferred", "cancelled"))
+    counted = sum(reckoning.states[state] for state in ENDS)
     return due == reckoning.reserved == counted and not reckoning.complaints
 
 
