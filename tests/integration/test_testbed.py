@@ -264,6 +264,8 @@ def test_moods_and_rates_change_while_running(testbed: Testbed) -> None:
         wait_for_line(instance, "said: 421 4.7.0", "status=deferred")
         assert len(operator.accepted()) == 2
         assert operator.accepted()[0].body == "body\r\n"
+        # What was accepted leaves the queue a moment after.
+        wait_until(lambda: len(instance.postfix.queue()) == 1, timeout=60, what="one that waits")
         [waiting] = instance.postfix.queue()
         assert waiting.sender == "bounce+1@bounces.test"
         assert "421 4.7.0" in waiting.recipients[0].delay_reason
