@@ -4,6 +4,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage or configuration. Listings and nothi
 """
 
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -134,6 +135,16 @@ def counted_lines(file: IO[bytes]) -> Iterator[Iterator[bytes]]:
                 yield line
 
         yield lines()
+
+
+@contextmanager
+def while_read() -> Iterator[None]:
+    """Output that ends without a complaint when nobody reads it any more."""
+    try:
+        yield
+    except BrokenPipeError:
+        # What is still in the buffer goes nowhere, so that no error comes at the exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def log_to_stderr(level: str) -> None:

@@ -14,6 +14,7 @@ from msgspec import Struct
 from contract.events import ReplyClass
 from contract.operators import domain_of, normalise_domain
 from processor.phrases import Phrases, words_of
+from processor.postfix_log import Delivery
 from processor.reply_rules import (
     CLASS_OF,
     CodeRule,
@@ -237,6 +238,14 @@ class Judge:
 
 
 classify: Final = Judge(load_rules()).classify
+
+
+def classify_delivery(delivery: Delivery) -> Verdict | None:
+    """The same of an attempt that Postfix logged."""
+    relay = delivery.relay.host if delivery.relay else None
+    return classify(
+        delivery.text, delivery.dsn, delivery.status, recipient=delivery.recipient, relay=relay
+    )
 
 
 def _verdict(

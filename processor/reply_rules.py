@@ -4,7 +4,7 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, get_args
 
 import msgspec
 from msgspec import Meta, Struct
@@ -13,18 +13,12 @@ from contract.events import ReplyClass
 
 FILE: Final = "replies.toml"
 
-Reason = Literal[
-    "no_such_mailbox",
-    "mailbox_closed",
-    "moved",
-    "bad_address",
-    "no_such_domain",
-    "null_mx",
-    "mailbox_full",
-    "too_fast",
-    "mailbox_too_fast",
-    "too_many_connections",
-    "too_many_recipients",
+_Hard = Literal[
+    "no_such_mailbox", "mailbox_closed", "moved", "bad_address", "no_such_domain", "null_mx"
+]
+_Full = Literal["mailbox_full"]
+_Rate = Literal["too_fast", "mailbox_too_fast", "too_many_connections", "too_many_recipients"]
+_Policy = Literal[
     "reputation",
     "block_list",
     "authentication",
@@ -36,6 +30,8 @@ Reason = Literal[
     "owner_changed",
     "relay_denied",
     "policy",
+]
+_Soft = Literal[
     "greylisted",
     "mailbox_disabled",
     "mailbox_unavailable",
@@ -51,55 +47,22 @@ Reason = Literal[
     "unsupported",
     "administrator",
     "temporary",
-    "unknown",
 ]
+_Unknown = Literal["unknown"]
+
+Reason = Literal[_Hard, _Full, _Rate, _Policy, _Soft, _Unknown]
 """Why a server refuses, in a word."""
 
-_REASONS: Final[Mapping[ReplyClass, tuple[Reason, ...]]] = {
-    "hard": (
-        "no_such_mailbox",
-        "mailbox_closed",
-        "moved",
-        "bad_address",
-        "no_such_domain",
-        "null_mx",
-    ),
-    "full": ("mailbox_full",),
-    "rate": ("too_fast", "mailbox_too_fast", "too_many_connections", "too_many_recipients"),
-    "policy": (
-        "reputation",
-        "block_list",
-        "authentication",
-        "reverse_dns",
-        "content",
-        "size",
-        "sender_rejected",
-        "recipient_refuses",
-        "owner_changed",
-        "relay_denied",
-        "policy",
-    ),
-    "soft": (
-        "greylisted",
-        "mailbox_disabled",
-        "mailbox_unavailable",
-        "network",
-        "dns",
-        "tls",
-        "loop",
-        "expired",
-        "system_busy",
-        "system_full",
-        "system",
-        "protocol",
-        "unsupported",
-        "administrator",
-        "temporary",
-    ),
-    "unknown": ("unknown",),
+_REASONS: Final[Mapping[ReplyClass, object]] = {
+    "hard": _Hard,
+    "full": _Full,
+    "rate": _Rate,
+    "policy": _Policy,
+    "soft": _Soft,
+    "unknown": _Unknown,
 }
 CLASS_OF: Final[Mapping[Reason, ReplyClass]] = {
-    reason: of for of, reasons in _REASONS.items() for reason in reasons
+    reason: of for of, reasons in _REASONS.items() for reason in get_args(reasons)
 }
 """The class that a reason is of where the refusal is final; what is tried again is never `hard`."""
 

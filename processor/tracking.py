@@ -30,7 +30,7 @@ from processor.blocks import run_blocks
 from processor.consuming import Record
 from processor.delivery_log import Gap
 from processor.fences import judge_fences, lose_all_evidence, lose_evidence, see_fence
-from processor.replies import classify
+from processor.replies import classify_delivery
 from processor.unknown_forms import UnknownForms
 from processor.unread_replies import UnreadReplies
 
@@ -112,10 +112,7 @@ def told_by(line: PostfixLine, now: datetime, tz: tzinfo) -> Told | FenceSeen | 
                 at,
             )
         case postfix_log.Delivery():
-            relay = parsed.relay.host if parsed.relay else None
-            verdict = classify(
-                parsed.text, parsed.dsn, parsed.status, recipient=parsed.recipient, relay=relay
-            )
+            verdict = classify_delivery(parsed)
             if verdict is not None:
                 _UNREAD_REPLIES.count(verdict, parsed.text, parsed.recipient, now)
             return Told(

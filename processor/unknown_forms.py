@@ -20,45 +20,12 @@ EVERY: Final = timedelta(minutes=1)
 MAX_SAMPLE: Final = 200
 """Characters of a sample."""
 
-PROGRAMS: Final = frozenset(
-    {
-        *(
-            "anvil",
-            "bounce",
-            "cleanup",
-            "discard",
-            "error",
-            "flush",
-            "lmtp",
-            "local",
-            "master",
-            "oqmgr",
-        ),
-        *(
-            "pickup",
-            "pipe",
-            "postdrop",
-            "postfix-script",
-            "postlog",
-            "postlogd",
-            "postqueue",
-            "postscreen",
-        ),
-        *(
-            "postsuper",
-            "proxymap",
-            "qmgr",
-            "qmqpd",
-            "retry",
-            "scache",
-            "sendmail",
-            "showq",
-            "smtp",
-            "smtpd",
-        ),
-        *("spawn", "tlsmgr", "tlsproxy", "trivial-rewrite", "verify", "virtual"),
-    }
-)
+PROGRAMS: Final = frozenset({
+    "anvil", "bounce", "cleanup", "discard", "error", "flush", "lmtp", "local", "master", "oqmgr",
+    "pickup", "pipe", "postdrop", "postfix-script", "postlog", "postlogd", "postqueue",
+    "postscreen", "postsuper", "proxymap", "qmgr", "qmqpd", "retry", "scache", "sendmail", "showq",
+    "smtp", "smtpd", "spawn", "tlsmgr", "tlsproxy", "trivial-rewrite", "verify", "virtual",
+})  # fmt: skip
 """Postfix's programs that log, which bound the metric's labels; any other is `else`."""
 
 # What looks like an address and does not end like one is taken for one to the end of the line.

@@ -1,8 +1,6 @@
 """`fairpost log classify`: how a refusal is judged, and by which rule."""
 
-import os
 import re
-import sys
 from collections.abc import Iterable
 from typing import Final
 
@@ -10,10 +8,11 @@ import click
 import msgspec
 from msgspec import Struct
 
+from contract import console
 from contract.events import ReplyClass
 from processor import postfix_log
 from processor.log_header import split_header
-from processor.replies import Verdict, classify
+from processor.replies import Verdict, classify, classify_delivery
 
 _STDIN: Final = "-"
 _QUEUE_ID: Final = re.compile(
@@ -57,11 +56,8 @@ def classify_(reply: str, *, as_json: bool) -> None:
     if reply != _STDIN:
         click.echo(_shown(judge(reply), as_json=as_json))
         return
-    try:
+    with console.while_read():
         _answer(click.get_text_stream("stdin", errors="replace"), as_json=as_json)
-    except BrokenPipeError:
-        # Who reads has seen enough. What is still in the buffer goes nowhere, so that no error comes at the exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def judge(text: str) -> Verdict | None:
@@ -69,10 +65,7 @@ def judge(text: str) -> Verdict | None:
     header, message = split_header(text.strip()) or (None, text.strip())
     match postfix_log.parse(header.tag if header else "", message):
         case postfix_log.Delivery() as attempt:
-            relay = attempt.relay.host if attempt.relay else None
-            return classify(
-                attempt.text, attempt.dsn, attempt.status, recipient=attempt.recipient, relay=relay
-            )
+            return classify_delivery(attempt)
         case postfix_log.Rejection() as rejection:
             return classify(rejection.text)
         case postfix_log.Other():

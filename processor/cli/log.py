@@ -1,6 +1,5 @@
 """`fairpost log`: what the mail logs say, and what became of a message."""
 
-import os
 import re
 import stat
 import sys
@@ -113,13 +112,10 @@ def parse(files: tuple[str, ...], tz: tzinfo, *, as_json: bool) -> None:
     """
     out = click.get_binary_stream("stdout")
     show = msgspec.json.encode if as_json else _in_words
-    try:
+    with console.while_read():
         for name in files or (_STDIN,):
             _parse(name, tz, show, out)
         out.flush()
-    except BrokenPipeError:
-        # Who reads has seen enough. What is still in the buffer goes nowhere, so that no error comes at the exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
 
 
 def _in_words(line: LogLine) -> bytes:
