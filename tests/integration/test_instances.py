@@ -208,9 +208,7 @@ async def test_a_second_pause_keeps_the_first(post: Post) -> None:
     assert (await listed(post))[INSTANCE].paused_at == since
 
 
-@pytest.mark.parametrize(
-    "act", [pause_instance, resume_instance, adopt_instance, retire_instance], ids=str
-)
+@pytest.mark.parametrize("act", [pause_instance, resume_instance, adopt_instance, retire_instance])
 async def test_an_unknown_instance(
     post: Post, act: Callable[[Connection, str, str], object]
 ) -> None:

@@ -1,7 +1,5 @@
 """Each role can do what its side needs, and nothing else."""
 
-from uuid import uuid4
-
 import psycopg
 import pytest
 from psycopg import sql
@@ -10,6 +8,8 @@ from psycopg.errors import InsufficientPrivilege
 from contract.database import Connection, conninfo
 from tests.conftest import Database
 from tests.integration.conftest import Post, due, fetch, scheduled
+
+_A_CLAIM = "0b0cdb4e-4f0c-4c3c-8f0e-5f3f3d1c7a11"
 
 # The order makes the first missing right the one that is reported.
 VERBS = {
@@ -107,8 +107,8 @@ def test_agent_cannot_do_the_processors_work(database: Database, statement: str)
     "statement",
     [
         "SELECT claim_chunk('other', 'postfix-a', '1 minute')",
-        f"SELECT write_ahead(1, '{uuid4()}', 1, 1, NULL, NULL)",
-        f"SELECT renew_lease(1, '{uuid4()}', '1 minute')",
+        f"SELECT write_ahead(1, '{_A_CLAIM}', 1, 1, NULL, NULL)",
+        f"SELECT renew_lease(1, '{_A_CLAIM}', '1 minute')",
     ],
 )
 def test_processor_cannot_do_the_agents_work(database: Database, statement: str) -> None:
