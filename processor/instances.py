@@ -1,5 +1,6 @@
 """Instances as people see them, and what people do to them; each of their acts stands in the audit."""
 
+from collections import Counter
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -105,7 +106,7 @@ SELECT i.instance, {_STATE},
   LEFT JOIN LATERAL (SELECT * FROM fences x WHERE x.instance = i.instance ORDER BY asked_at DESC LIMIT 1) f ON true
  ORDER BY i.instance"""  # noqa: S608  no values
 
-_COUNT: Final = f"SELECT state, count(*) FROM (SELECT {_STATE} FROM instances) i GROUP BY state"  # noqa: S608  no values
+_STATES: Final = f"SELECT instance, {_STATE} FROM instances ORDER BY instance"  # noqa: S608  no values
 
 _LOCK: Final = """
 SELECT retired_at IS NOT NULL, extract(epoch FROM clock_timestamp() - seen_at)::float8
@@ -139,12 +140,16 @@ async def list_instances(connection: AsyncConnection[Any]) -> list[Instance]:
         return await (await cursor.execute(_LIST.encode(), values)).fetchall()
 
 
+async def instance_states(connection: AsyncConnection[Any]) -> dict[str, InstanceState]:
+    """How each instance stands, by name."""
+    rows = await connection.execute(_STATES.encode(), {"silent_after": SILENT_AFTER})
+    return {instance: InstanceState(state) for instance, state in await rows.fetchall()}
+
+
 async def count_instances(connection: AsyncConnection[Any]) -> dict[InstanceState, int]:
     """How many instances are in each state, those that none is in included."""
-    rows = await connection.execute(_COUNT.encode(), {"silent_after": SILENT_AFTER})
-    return dict.fromkeys(InstanceState, 0) | {
-        InstanceState(state): number for state, number in await rows.fetchall()
-    }
+    counted = Counter((await instance_states(connection)).values())
+    return {state: counted[state] for state in InstanceState}
 
 
 async def pause_instance(connection: AsyncConnection[Any], instance: str, actor: str) -> None:

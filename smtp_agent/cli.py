@@ -13,6 +13,7 @@ import uvloop
 from prometheus_client import start_http_server
 
 from contract import console
+from contract.checks import exit_code, show_checks
 from contract.console import CommandError, log_to_stderr
 from contract.settings import load_settings
 from contract.transport_settings import TransportError
@@ -79,14 +80,8 @@ def check(context: click.Context, *, as_json: bool) -> None:
     Safe beside a running agent: it takes no connection of Postfix's feed service.
     """
     checks = check_all(context.obj())
-    if as_json:
-        console.show(checks, as_json=True)
-    else:
-        for one in checks:
-            mark = click.style("ok  ", fg="green") if one.ok else click.style("FAIL", fg="red")
-            remedy = f": {one.remedy}" if one.remedy else ""
-            click.echo(f"{mark} {one.what}: {one.found}{remedy}")
-    context.exit(0 if all(one.ok for one in checks) else console.FAILED)
+    show_checks(checks, as_json=as_json)
+    context.exit(exit_code(checks))
 
 
 @cli.command("postfix-config")

@@ -22,6 +22,7 @@ from processor.cli import (
     publish,
     retention,
     sending,
+    status,
     suppressions,
     topics,
     uncertain,
@@ -72,6 +73,7 @@ def print_completion(shell: str) -> None:
 
 
 for command in (
+    status.status,
     processes.worker,
     processes.tracker,
     migrate.migrate,
