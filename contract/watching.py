@@ -26,7 +26,7 @@ watch_option = click.option(
 )
 
 
-def watch(
+def watched(
     seconds: float | None,
     look: Callable[[], T],
     tell: Callable[[T], None],
@@ -62,7 +62,7 @@ def watch(
     return None
 
 
-def watch_rows(
+def watched_rows(
     seconds: float | None,
     look: Callable[[], Sequence[Struct]],
     *,
@@ -74,7 +74,7 @@ def watch_rows(
     def tell(rows: Sequence[Struct]) -> None:
         console.show(rows, as_json=as_json, columns=columns, one_line=seconds is not None)
 
-    watch(seconds, look, tell, as_json=as_json)
+    watched(seconds, look, tell, as_json=as_json)
 
 
 def _begin(seconds: float, *, as_json: bool) -> None:

@@ -9,8 +9,7 @@ from msgspec import structs
 from psycopg import AsyncConnection
 
 from contract import console
-from contract.watching import watch as watch_
-from contract.watching import watch_option, watch_rows
+from contract.watching import watch_option, watched, watched_rows
 from processor.cli.completing import campaign_argument
 from processor.cli.session import json_option, settings_of, with_database
 from processor.forecast import OperatorForecast, OperatorWork, Work, forecast, in_words
@@ -123,7 +122,7 @@ def list_(
             for campaign in found
         ]
 
-    watch_rows(watch, look, as_json=as_json, columns=_COLUMNS)
+    watched_rows(watch, look, as_json=as_json, columns=_COLUMNS)
 
 
 @click.command()
@@ -152,7 +151,7 @@ def show(context: click.Context, campaign_id: str, watch: float | None, *, as_js
         else:
             _tell(found)
 
-    watch_(
+    watched(
         watch,
         lambda: with_database(settings, lambda c: _look(c, campaign_id)),
         tell,

@@ -3,7 +3,7 @@
 import click
 
 from contract import console
-from contract.watching import watch_option, watch_rows
+from contract.watching import watch_option, watched_rows
 from processor.cli.completing import instance_argument
 from processor.cli.session import actor, json_option, settings_of, with_database
 from processor.instances import (
@@ -55,7 +55,7 @@ def list_(context: click.Context, watch: float | None, *, as_json: bool) -> None
       fairpost instances list --json | jq -r '.[] | select(.state == "silent") | .instance'
     """
     settings = settings_of(context)
-    watch_rows(
+    watched_rows(
         watch,
         lambda: with_database(settings, list_instances),
         as_json=as_json,
@@ -74,8 +74,8 @@ def pause(context: click.Context, name: str) -> None:
     \b
     Example: fairpost instances pause postfix-a
     """
-    with_database(settings_of(context), lambda c: pause_instance(c, name, actor()))
-    console.complain(f"instance {name}: paused")
+    changed = with_database(settings_of(context), lambda c: pause_instance(c, name, actor()))
+    console.complain(f"instance {name}: {'paused' if changed else 'was paused already'}")
 
 
 @instances.command()
@@ -87,8 +87,8 @@ def resume(context: click.Context, name: str) -> None:
     \b
     Example: fairpost instances resume postfix-a
     """
-    with_database(settings_of(context), lambda c: resume_instance(c, name, actor()))
-    console.complain(f"instance {name}: no longer paused")
+    changed = with_database(settings_of(context), lambda c: resume_instance(c, name, actor()))
+    console.complain(f"instance {name}: {'no longer paused' if changed else 'was not paused'}")
 
 
 @instances.command()

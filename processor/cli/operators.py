@@ -7,7 +7,7 @@ import click
 from contract import console
 from contract.console import progress_bar
 from contract.operators import load_operators
-from contract.watching import watch_option, watch_rows
+from contract.watching import watch_option, watched_rows
 from processor.cli.completing import operator_argument
 from processor.cli.session import actor, json_option, settings_of, with_database
 from processor.operators import (
@@ -29,6 +29,11 @@ def operators() -> None:
 @click.pass_context
 def apply(context: click.Context, file: Path) -> None:
     """Make the operators those of a file, and move what is still planned to the operators of today.
+
+    What a person has paused stays so.
+
+    \b
+    Example: fairpost operators apply operators.toml
 
     \b
     Example of a file:
@@ -62,7 +67,7 @@ def list_(context: click.Context, watch: float | None, *, as_json: bool) -> None
       fairpost operators list --json | jq -r '.[] | select(.paused_at) | .operator'
     """
     settings = settings_of(context)
-    watch_rows(watch, lambda: with_database(settings, list_operators), as_json=as_json)
+    watched_rows(watch, lambda: with_database(settings, list_operators), as_json=as_json)
 
 
 @operators.command()
@@ -76,8 +81,8 @@ def pause(context: click.Context, name: str) -> None:
     \b
     Example: fairpost operators pause gmail
     """
-    with_database(settings_of(context), lambda c: pause_operator(c, name, actor()))
-    console.complain(f"operator {name}: paused")
+    changed = with_database(settings_of(context), lambda c: pause_operator(c, name, actor()))
+    console.complain(f"operator {name}: {'paused' if changed else 'was paused already'}")
 
 
 @operators.command()
@@ -89,5 +94,5 @@ def resume(context: click.Context, name: str) -> None:
     \b
     Example: fairpost operators resume gmail
     """
-    with_database(settings_of(context), lambda c: resume_operator(c, name, actor()))
-    console.complain(f"operator {name}: no longer paused")
+    changed = with_database(settings_of(context), lambda c: resume_operator(c, name, actor()))
+    console.complain(f"operator {name}: {'no longer paused' if changed else 'was not paused'}")

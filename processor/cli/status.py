@@ -11,8 +11,7 @@ from confluent_kafka import KafkaException
 from contract.checks import Check, exit_code, show_checks
 from contract.database import conninfo
 from contract.outage import first_line
-from contract.watching import watch as watch_
-from contract.watching import watch_option
+from contract.watching import watch_option, watched
 from processor.cli.session import json_option, settings_of
 from processor.consumer_groups import read_kafka_vitals
 from processor.health import Vitals, judge, judge_kafka
@@ -45,7 +44,7 @@ def status(context: click.Context, watch: float | None, *, as_json: bool) -> Non
     def tell(checks: list[Check]) -> None:
         show_checks(checks, as_json=as_json, one_line=watch is not None)
 
-    checks = watch_(watch, lambda: look(settings), tell, as_json=as_json)
+    checks = watched(watch, lambda: look(settings), tell, as_json=as_json)
     context.exit(0 if checks is None else exit_code(checks))
 
 
