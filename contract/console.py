@@ -3,6 +3,7 @@
 Exit codes: 0 done, 1 failed, 2 wrong usage or configuration. Listings and nothing else go to standard output.
 """
 
+import errno
 import logging
 import os
 import sys
@@ -90,7 +91,14 @@ def show(
     for row in rows:
         table.add_row(*(cell(getattr(row, name)) for name in names))
     width = None if sys.stdout.isatty() else 200
-    Console(width=width, highlight=False, markup=False, emoji=False).print(table)
+    _Terminal(width=width, highlight=False, markup=False, emoji=False).print(table)
+
+
+class _Terminal(Console):
+    """rich's, which leaves it to others what follows when nobody reads any more."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 def show_json(value: object, *, one_line: bool = False) -> None:

@@ -22,7 +22,8 @@ from processor.health import LATELY, Group, KafkaVitals, TopicLag
 from processor.kafka_outage import await_answer, checked
 from processor.settings import ProcessorSettings
 
-_TIMEOUT: Final = 5.0
+TIMEOUT: Final = 5.0
+"""Seconds for Kafka to answer a request."""
 _OLDEST_SECONDS: Final = 2.0
 """For which the oldest records are waited for."""
 
@@ -67,7 +68,7 @@ class _Kafka:
 
     def partitions(self, topics: Iterable[str]) -> dict[str, int]:
         """How many partitions each topic has; those that are missing are left out."""
-        found = await_answer(lambda: self._admin.list_topics(timeout=_TIMEOUT).topics, _TIMEOUT)
+        found = await_answer(lambda: self._admin.list_topics(timeout=TIMEOUT).topics, TIMEOUT)
         return {name: len(found[name].partitions) for name in topics if name in found}
 
     def group(
@@ -110,7 +111,7 @@ class _Kafka:
     def _members(self, group: str) -> int:
         def ask() -> int:
             [future] = self._admin.describe_consumer_groups(
-                [group], request_timeout=_TIMEOUT
+                [group], request_timeout=TIMEOUT
             ).values()
             try:
                 return len(future.result().members)
@@ -119,7 +120,7 @@ class _Kafka:
                     return 0
                 raise
 
-        return await_answer(ask, _TIMEOUT)
+        return await_answer(ask, TIMEOUT)
 
     def _done(self, group: str, places: list[Place]) -> dict[Place, int]:
         """The offset from which on each partition is to be done."""
@@ -127,11 +128,11 @@ class _Kafka:
 
         def ask() -> list[TopicPartition]:
             [future] = self._admin.list_consumer_group_offsets(
-                [asked], request_timeout=_TIMEOUT
+                [asked], request_timeout=TIMEOUT
             ).values()
             return checked(future.result().topic_partitions)
 
-        committed = {(p.topic, p.partition): p.offset for p in await_answer(ask, _TIMEOUT)}
+        committed = {(p.topic, p.partition): p.offset for p in await_answer(ask, TIMEOUT)}
         first = self._offsets(places, _FIRST)
         return {place: max(committed.get(place, 0), first[place]) for place in places}
 
@@ -139,10 +140,10 @@ class _Kafka:
         asked = {TopicPartition(*place): which for place in places}
 
         def ask() -> dict[Place, int]:
-            futures = self._admin.list_offsets(asked, request_timeout=_TIMEOUT)
+            futures = self._admin.list_offsets(asked, request_timeout=TIMEOUT)
             return {(p.topic, p.partition): f.result().offset for p, f in futures.items()}
 
-        return await_answer(ask, _TIMEOUT)
+        return await_answer(ask, TIMEOUT)
 
     def _written(self, group: str, offsets: Mapping[Place, int]) -> dict[Place, datetime]:
         """When the records at these offsets were written; those that do not come in time are left out."""

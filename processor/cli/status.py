@@ -18,7 +18,7 @@ from processor.health import Vitals, judge, judge_kafka
 from processor.settings import ProcessorSettings
 from processor.vitals import read_vitals
 
-_PATIENCE: Final = 15.0
+PATIENCE: Final = 15.0
 """Seconds for the database to answer everything."""
 
 
@@ -62,7 +62,7 @@ def look(settings: ProcessorSettings) -> list[Check]:
 async def _ask_database(settings: ProcessorSettings) -> Vitals:
     dsn = conninfo(settings.database.get_secret_value(), "fairpost status")
     async with (
-        asyncio.timeout(_PATIENCE),
+        asyncio.timeout(PATIENCE),
         await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection,
     ):
         return await read_vitals(connection)
@@ -71,11 +71,12 @@ async def _ask_database(settings: ProcessorSettings) -> Vitals:
 def _no_database(error: Exception) -> Check:
     match error:
         case psycopg.errors.UndefinedTable() | psycopg.errors.UndefinedColumn():
-            found, remedy = "its schema is missing or old", "run `fairpost migrate`"
+            found = "its schema is missing or old, or hidden from this role"
+            remedy = "run `fairpost migrate`, or GRANT fairpost_processor TO the role"
         case psycopg.errors.InsufficientPrivilege():
             found, remedy = first_line(error), "GRANT fairpost_processor TO the role"
         case TimeoutError():
-            found = f"did not answer within {_PATIENCE:g} s"
+            found = f"did not answer within {PATIENCE:g} s"
             remedy = "is Postgres up, and not overloaded?"
         case _:
             found, remedy = first_line(error), "is Postgres up, and `database` right?"
