@@ -84,11 +84,11 @@ SELECT c.campaign_id, c.name, c.state, c.scheduled_for, c.finish_by, c.held_at, 
 
 
 class OperatorShare(Struct, frozen=True):
-    """A campaign's chunks and messages at one operator."""
+    """A campaign's chunks and messages at one operator; `lanes` hold a chunk of it now."""
 
     operator: str
     chunks: int
-    claimed: int
+    lanes: int
     messages: int
     planned: int
     sent: int
@@ -97,7 +97,7 @@ class OperatorShare(Struct, frozen=True):
 
 
 _SHARES: Final = f"""
-SELECT operator, count(*) AS chunks, count(*) FILTER (WHERE instance IS NOT NULL) AS claimed,
+SELECT operator, count(*) AS chunks, count(*) FILTER (WHERE instance IS NOT NULL AND lease_until > now()) AS lanes,
        sum({" + ".join(MessageState)})::bigint AS messages, sum(planned)::bigint AS planned,
        sum(sent)::bigint AS sent, sum(bounced)::bigint AS bounced, sum(deferred)::bigint AS deferred
   FROM chunks JOIN chunk_counts USING (chunk_id)
@@ -117,7 +117,8 @@ SELECT CASE WHEN c.state = 'cancelled' THEN 'it was cancelled'
             WHEN NOT (SELECT sending FROM fleet) THEN 'sending is off' END
   FROM campaigns c WHERE c.campaign_id = %s"""
 
-# Other campaigns with mail for the operator now share its lanes. The hand-overs of the window are found by index.
+# Other campaigns with mail for the operator now share its lanes. The hand-overs of the window are found by index, instance
+# by instance; without the OFFSET all that there ever were may be read for it.
 _WORK: Final = f"""
 SELECT k.operator, k.planned, k.chunks, k.largest, o.per_minute AS limit,
        o.paused_at IS NOT NULL AS paused, 1 + others.campaigns AS campaigns,
@@ -133,9 +134,10 @@ SELECT k.operator, k.planned, k.chunks, k.largest, o.per_minute AS limit,
     SELECT sum(recent.handed)::bigint AS handed, extract(epoch FROM now() - min(recent.at))::float8 AS seconds
       FROM instances i
       CROSS JOIN LATERAL (
-        SELECT cardinality(h.positions) AS handed, h.at FROM handovers h JOIN chunks w USING (chunk_id)
+        SELECT h.chunk_id, cardinality(h.positions) AS handed, h.at FROM handovers h
          WHERE h.instance = i.instance AND h.operator = k.operator AND h.at > now() - %(window)s::interval
-           AND w.campaign_id = %(campaign_id)s) recent) given
+        OFFSET 0) recent
+      JOIN chunks w USING (chunk_id) WHERE w.campaign_id = %(campaign_id)s) given
  ORDER BY k.operator"""  # noqa: S608  no values
 
 

@@ -5,14 +5,15 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 import click
-from msgspec import structs
+from msgspec import Struct, structs
 from psycopg import AsyncConnection
 
 from contract import console
-from contract.watching import watch_option, watched, watched_rows
+from contract.states import CampaignState
+from contract.watching import watch_option, watched
 from processor.cli.completing import campaign_argument
 from processor.cli.session import json_option, settings_of, with_database
-from processor.forecast import OperatorForecast, OperatorWork, Work, forecast, in_words
+from processor.forecast import WINDOW, OperatorForecast, OperatorWork, Work, forecast, in_words
 from processor.overview import (
     COUNTED,
     Campaign,
@@ -28,6 +29,27 @@ class ListedCampaign(Campaign, frozen=True, kw_only=True):
     """A campaign; `progress` is how many per cent of its dispatches are final."""
 
     progress: int | None
+
+
+class CampaignLine(Struct, frozen=True):
+    """A campaign as a line of the table; its other counts are in `campaigns show` and --json.
+
+    Attributes:
+        state: what holds it up or has ended it, else the one of its events.
+        left: dispatches that are yet to be handed over.
+        under_way: messages that are handed over and not final.
+    """
+
+    campaign_id: str
+    state: str
+    progress: str | None
+    scheduled_for: datetime | None
+    dispatches: int
+    left: int
+    under_way: int
+    uncertain: int
+    sent: int
+    bounced: int
 
 
 class OperatorProgress(OperatorShare, frozen=True, kw_only=True):
@@ -63,29 +85,15 @@ class ShownCampaign(ListedCampaign, frozen=True, kw_only=True):
     operators: Sequence[OperatorProgress]
 
 
-_COLUMNS: Final = (
-    "campaign_id",
-    "state",
-    "progress",
-    "held_at",
-    "scheduled_for",
-    "ended_at",
-    "dispatches",
-    "unplanned",
-    "planned",
-    "handed",
-    "queued",
-    "deferred",
-    "sent",
-    "bounced",
-    "cancelled",
-)
-
 _SORTS: Final[dict[str, Callable[[Campaign], Any]]] = {
     "id": lambda campaign: campaign.campaign_id,
     "progress": lambda campaign: -1 if campaign.progress is None else campaign.progress,
-    "left": lambda campaign: -(campaign.unplanned + campaign.planned),
+    "left": lambda campaign: -_left(campaign),
 }
+
+
+def _left(campaign: Campaign) -> int:
+    return campaign.unplanned + campaign.planned
 
 
 @click.command("list")
@@ -103,7 +111,9 @@ _SORTS: Final[dict[str, Callable[[Campaign], Any]]] = {
 def list_(
     context: click.Context, sort: str, watch: float | None, *, active: bool, as_json: bool
 ) -> None:
-    """List campaigns with their messages by state; progress is how many per cent are final.
+    """List campaigns with their progress: how many per cent of their dispatches are final.
+
+    `left` are yet to be handed over, `under_way` handed over and not final. --json has the messages by state.
 
     \b
     Examples:
@@ -122,7 +132,32 @@ def list_(
             for campaign in found
         ]
 
-    watched_rows(watch, look, as_json=as_json, columns=_COLUMNS)
+    def tell(found: list[ListedCampaign]) -> None:
+        rows = found if as_json else [_line(campaign) for campaign in found]
+        columns = CampaignLine.__struct_fields__
+        console.show(rows, as_json=as_json, columns=columns, one_line=watch is not None)
+
+    watched(watch, look, tell, as_json=as_json)
+
+
+def _line(campaign: Campaign) -> CampaignLine:
+    ended = campaign.ended_at is not None and campaign.state != CampaignState.CANCELLED
+    return CampaignLine(
+        campaign_id=campaign.campaign_id,
+        state="ended" if ended else "held" if campaign.held_at else campaign.state,
+        progress=_per_cent(campaign),
+        scheduled_for=campaign.scheduled_for,
+        dispatches=campaign.dispatches,
+        left=_left(campaign),
+        under_way=campaign.handed + campaign.queued + campaign.deferred,
+        uncertain=campaign.uncertain,
+        sent=campaign.sent,
+        bounced=campaign.bounced,
+    )
+
+
+def _per_cent(campaign: Campaign) -> str | None:
+    return None if campaign.progress is None else f"{campaign.progress}%"
 
 
 @click.command()
@@ -207,11 +242,12 @@ def _tell(campaign: ShownCampaign) -> None:
         _tell_of(name, getattr(campaign, name))
     if campaign.held_at is not None:
         _tell_of("held", f"{console.cell(campaign.held_at)} by {campaign.held_by}")
-    done = "-" if campaign.progress is None else f"{campaign.progress}%"
+    done = _per_cent(campaign) or "-"
     _tell_of("progress", f"{done} of {campaign.dispatches:,} dispatches final")
     states = [f"{name} {number:,}" for name in COUNTED if (number := getattr(campaign, name))]
     _tell_of("messages", ", ".join(states) or "none")
-    _tell_of("rate", f"{campaign.rate:,} a minute now")
+    minutes = WINDOW.total_seconds() / 60
+    _tell_of("rate", f"{campaign.rate:,} a minute in the last {minutes:g} minutes")
     for sentence in campaign.forecast:
         _tell_of("forecast", sentence)
     if campaign.operators:

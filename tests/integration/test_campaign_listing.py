@@ -13,8 +13,8 @@ from contract.operators import Operator
 from processor.cli.campaign_listing import ShownCampaign
 from processor.operators import apply_operators, pause_operator
 from processor.overview import campaign_shares, campaign_work, list_campaigns, show_campaign
-from tests.integration.conftest import Fairpost, Post, due, scheduled
-from tests.integration.test_status import register, rows_read
+from tests.integration.conftest import INSTANCE, Fairpost, Post, due, scheduled
+from tests.integration.test_status import OLD_HANDOVERS, register, rows_read
 
 SOON = datetime.now(UTC) + timedelta(hours=3)
 
@@ -100,8 +100,14 @@ async def test_the_list(post: Post, run: Run) -> None:
     await post.owner.execute("UPDATE campaigns SET ended_at = now() WHERE campaign_id = 'b'")
     await post.owner.execute("UPDATE campaigns SET state = 'cancelled' WHERE campaign_id = 'c'")
     assert await order("--active") == ["a"]
-    head, *_ = await run("list")
+    await post.owner.execute("UPDATE campaigns SET held_at = now() WHERE campaign_id = 'a'")
+    head, *lines = await run("list", "--sort", "id")
     assert head.split()[:3] == ["campaign_id", "state", "progress"]
+    assert [line.split()[:3] for line in lines] == [
+        ["a", "held", "-"],
+        ["b", "ended", "33%"],
+        ["c", "cancelled", "0%"],
+    ]
 
 
 # ------------------------------------------------------------------ show
@@ -212,7 +218,7 @@ async def test_showing_reads_no_messages(post: Post) -> None:
     await post.apply(scheduled())
     await post.plan([due(n) for n in range(2_000)])
     await post.hand(10)
-
+    await post.owner.execute(OLD_HANDOVERS, (INSTANCE,))
     async with post.worker.connection() as connection:
         campaign = await show_campaign(connection, "c")
         read = await rows_read(connection, lambda c: campaign_work(c, campaign))

@@ -206,14 +206,20 @@ async def test_what_may_not_go_is_no_backlog(post: Post) -> None:
     assert (await vitals(post)).without_event == ("unknown",)
 
 
+OLD_HANDOVERS = """
+INSERT INTO handovers (claim_token, batch, chunk_id, at, instance, operator, positions)
+SELECT gen_random_uuid(), 1, n, now() - n * interval '1 minute', %s, 'other', ARRAY[1, 2] FROM generate_series(5, 5000) n"""
+
+
 async def test_looking_reads_no_messages(post: Post) -> None:
-    """However many messages there are, only counters and hand-overs of the last minutes are read."""
+    """However many messages and old hand-overs there are, only counters and hand-overs of the last minutes are read."""
     await register(post)
     await post.apply(scheduled())
     async with post.worker.connection() as connection:
         few = await rows_read(connection, read_vitals)
         await post.plan([due(n) for n in range(2_000)])
         await post.hand(10)
+        await post.owner.execute(OLD_HANDOVERS, (INSTANCE,))
         many = await rows_read(connection, read_vitals)
     assert not {"messages", "dispatches", "queue_ids"} & many.keys()
     assert sum(many.values()) <= sum(few.values()) + 20

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract import events
-from contract.checks import Check
+from contract.checks import Check, exit_code, show_checks
 from processor.fleet import Sending
 from processor.health import (
     BEHIND,
@@ -178,6 +178,16 @@ def test_the_outbox(seconds: float) -> None:
     """An outbox that is published in time is well."""
     check = line(judge(vitals(outbox=seconds)), "outbox")
     assert check.ok == (seconds <= UNTOLD.total_seconds())
+
+
+def test_what_others_named_is_shown_and_not_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
+    """A campaign whose id holds escapes of a terminal is told without them, a line for each check."""
+    checks = judge(vitals(without_event=("\x1b[2J\nok   all: well",)))
+    show_checks(checks, as_json=False)
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert len(out.splitlines()) == len(checks)
+    assert exit_code(checks) == 1
 
 
 # ------------------------------------------------------------------ Kafka
