@@ -13,7 +13,7 @@ from msgspec import Struct
 from contract import events
 from contract.checks import Check
 from processor.fleet import Sending
-from processor.instances import InstanceState
+from processor.instances import SILENT_AFTER, InstanceState
 
 BEHIND: Final[Mapping[str, timedelta]] = {
     events.CAMPAIGNS: timedelta(minutes=1),
@@ -47,6 +47,38 @@ LATELY: Final = timedelta(hours=1)
 
 _NAMED: Final = 3
 """How many names a line holds."""
+
+
+def _time(seconds: float) -> str:
+    if seconds < 120:  # noqa: PLR2004  two minutes
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"  # noqa: PLR2004  two hours
+
+
+def _length(of: timedelta) -> str:
+    return _time(of.total_seconds())
+
+
+NOT_WELL: Final[Mapping[str, str]] = {
+    "database": "it does not answer, or has no schema",
+    "sending": "switched off",
+    "instances": f"one gave no sign of life for {_length(SILENT_AFTER)}, or none is alive",
+    "pace": f"lanes with work used less than {LEAST_PACE:.0%} of the limit in {_length(PACE_WINDOW)}",
+    "campaigns": f"mail waits {_length(STUCK)} for an operator that is handed nothing, or for its campaign",
+    "finish_by": "over, with mail left to hand over",
+    "unplanned": f"a dispatch is reserved only for more than {_length(UNPLANNED)}",
+    "uncertain": "any message is",
+    "fences": f"one is unjudged for more than {_length(UNJUDGED)}",
+    "outbox": f"delivery-status is behind by more than {_length(UNTOLD)}",
+    "books": "the dispatches of a campaign are not the sum of their states",
+    "kafka": "it does not answer",
+    "topics": "one is missing",
+    "worker": "none runs, or it is behind: "
+    + ", ".join(f"{topic} {_length(BEHIND[topic])}" for topic in list(BEHIND)[:3]),
+    "tracker": f"none runs, or it is behind by {_length(BEHIND[events.DELIVERY_LOG])}",
+    "dead letters": f"any in the last {_length(LATELY)}",
+}
+"""Of each line when it is not well; "pace" stands for a line an operator."""
 
 
 class TopicLag(Struct, frozen=True):
@@ -297,7 +329,7 @@ def _campaigns(vitals: Vitals) -> Check:
         return Check(
             "campaigns",
             ok=False,
-            found=f"{campaigns} stuck: {operators} was handed nothing for {_time(STUCK.total_seconds())}",
+            found=f"{campaigns} stuck: {operators} was handed nothing for {_length(STUCK)}",
             remedy="see `fairpost instances list`, and `fairpost-agent status` on the mail hosts",
         )
     number = len({one.campaign_id for one in vitals.backlog})
@@ -354,7 +386,7 @@ def _books(unbalanced: Sequence[str]) -> Check:
 
 
 def _dead_letters(number: int) -> Check:
-    lately = f"in the last {_time(LATELY.total_seconds())}"
+    lately = f"in the last {_length(LATELY)}"
     if not number:
         return Check("dead letters", ok=True, found=f"none {lately}")
     remedy = "`fairpost dead-letters list` says why"
@@ -372,9 +404,3 @@ def _waiting(oldest: Oldest, what: str) -> str:
 def _names(names: Sequence[str]) -> str:
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more
-
-
-def _time(seconds: float) -> str:
-    if seconds < 120:  # noqa: PLR2004  two minutes
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"  # noqa: PLR2004  two hours

@@ -243,4 +243,4 @@ def _of_topic(
 def _printable(value: object) -> str:
     """What may be shown at a terminal: lines, and nothing that it would obey."""
     text = "-" if value is None else str(value)
-    return "\n".join(line if line.isprintable() else repr(line)[1:-1] for line in text.split("\n"))
+    return "\n".join(map(console.printable, text.split("\n")))

@@ -246,7 +246,7 @@ def _story(life: Explained) -> str:
     }
     head = f"dispatch {life.dispatch_id}: {life.email_key} of {life.campaign_id} for {life.user_id} <{life.email or ''}>"
     lines = [head, *(f"  {name:9} {text.strip()}" for name, text in told.items() if text)]
-    return "\n".join(line if line.isprintable() else repr(line)[1:-1] for line in lines)
+    return "\n".join(map(console.printable, lines))
 
 
 def _at(time: datetime | None) -> str:

@@ -14,7 +14,7 @@ from contract.outage import first_line
 from contract.watching import watch_option, watched
 from processor.cli.session import json_option, settings_of
 from processor.consumer_groups import read_kafka_vitals
-from processor.health import Vitals, judge, judge_kafka
+from processor.health import NOT_WELL, Vitals, judge, judge_kafka
 from processor.settings import ProcessorSettings
 from processor.vitals import read_vitals
 
@@ -22,23 +22,29 @@ PATIENCE: Final = 15.0
 """Seconds for the database to answer everything."""
 
 
-@click.command()
+_HELP: Final = """
+Say whether all is well: a line for each thing, with what to do where it is not. Exit code 1 if one is not.
+
+The cost does not grow with the number of messages. What a person has paused or held is well.
+
+\b
+Not well is:
+{not_well}
+
+\b
+Examples:
+  fairpost status
+  fairpost status --watch 5
+  fairpost status --json | jq '.[] | select(.ok | not)'
+""".format(not_well="\n".join(f"  {what:13} {when}" for what, when in NOT_WELL.items()))
+
+
+@click.command(help=_HELP.strip())
 @watch_option
 @json_option
 @click.pass_context
 def status(context: click.Context, watch: float | None, *, as_json: bool) -> None:
-    """Say whether all is well: a line for each thing, with what to do where it is not. Exit code 1 if one is not.
-
-    Looked at are database, switch, instances, the pace of each operator with work, campaigns that are stuck or late,
-    what is unplanned, uncertain, unjudged or untold, the books, Kafka, the lag of workers and trackers, and dead
-    letters of the last hour. The cost does not grow with the number of messages.
-
-    \b
-    Examples:
-      fairpost status
-      fairpost status --watch 5
-      fairpost status --json | jq '.[] | select(.ok | not)'
-    """
+    """Says whether all is well."""
     settings = settings_of(context)
 
     def tell(checks: list[Check]) -> None:

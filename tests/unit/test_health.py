@@ -13,6 +13,7 @@ from processor.fleet import Sending
 from processor.health import (
     BEHIND,
     LEAST_PACE,
+    NOT_WELL,
     PACE_WINDOW,
     STUCK,
     UNJUDGED,
@@ -61,6 +62,15 @@ def test_a_fleet_that_is_well() -> None:
     names = [check.what for check in checks]
     assert len(set(names)) == len(names)
     assert line(checks, "pace gmail").found == "2 lanes, 695 of 700 a minute, 9,000 planned"
+
+
+def test_the_help_has_every_line() -> None:
+    """Of each line, and of no other, the help says when it is not well, in the order in which they come."""
+    groups = (Group("worker", 1), Group("tracker", 1))
+    checks = [*judge(vitals()), Check("kafka", ok=True, found="answers")]
+    checks += judge_kafka(KafkaVitals(groups), sending=True)
+    names = [check.what.removesuffix(" gmail") for check in checks]
+    assert ["database", *names] == list(NOT_WELL)
 
 
 @pytest.mark.parametrize(
