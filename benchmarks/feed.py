@@ -3,8 +3,8 @@
 The value is a `fairpost-agent` process without limits, with mail for four operators or for one: it claims chunks, writes
 batches ahead (PostgreSQL with fsync), renders each message from its campaign's template, and gives it to Postfix's feed
 service. Its time is from the first claim to the return of the last chunk. The baseline is `smtp-source` with as many
-connections to the same service, each used for all of its messages: it does nothing but send the same octets again and
-again.
+connections to the same service, each used for all of its messages: it does nothing but send one such message again and
+again, so that Postfix has the same header fields and lines to work on.
 
 Postfix runs what deploy/postfix holds and discards what it takes; either half begins with an empty queue. Each agent has
 a database of its own; its batches grow from ten messages.
@@ -13,30 +13,32 @@ a database of its own; its batches grow from ten messages.
 import subprocess
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from benchmarks.measurement import Measurement, Pair, compare
-from benchmarks.steps import OPERATORS, Steps, open_steps
+from benchmarks.steps import OPERATORS, SENDER, Steps, open_steps
 from contract.events import DueEmail, Template
+from smtp_agent.rendering import Content, Recipient, Renderer
 from testbed import Testbed
 from testbed.fleet import Instance
 from testbed.installation import FEED_CONNECTIONS
 from testbed.ports import LOOPBACK
-from testbed.postfix import Postfix
+from testbed.postfix import BOUNCE_DOMAIN, Postfix
 from testbed.processes import find_program, wait_until
 
 NAME: Final = "feed"
 _CAMPAIGN: Final = "spring-sale"
 _MESSAGES: Final = 15_000
-_SIZE: Final = 5_000
-"""Octets of a message, within a few, in either half."""
 _REPEATS: Final = 3
 _TIMEOUT: Final = 120.0
 _PAUSE: Final = 0.1
 """Seconds between two looks whether the agent is done, which take from the CPU time that is measured."""
 
 _LINE: Final = '<tr><td class="line">All that grows and blooms has come to the shop with the spring.</td></tr>\n'
+_OFFER: Final = "offer"
 _TEMPLATE: Final = Template(
     subject="{{ first_name }}, your voucher",
     html=(
@@ -61,16 +63,18 @@ def measure(testbed: Testbed) -> list[Measurement]:
         testbed.directory / "postfix-bench",
         parameters={"default_transport": "discard:"},
     )
+    message = testbed.directory / "message"
+    message.write_bytes(_message())
     with postfix:
         return compare(
             [NAME, f"{NAME}_one_lane"],
             "messages/s",
-            partial(_repeat, testbed, postfix),
+            partial(_repeat, testbed, postfix, message),
             repeats=_REPEATS,
         )
 
 
-def _repeat(testbed: Testbed, postfix: Postfix, number: int) -> list[Pair]:
+def _repeat(testbed: Testbed, postfix: Postfix, message: Path, number: int) -> list[Pair]:
     pairs = []
     for operators in (OPERATORS, OPERATORS[-1:]):
         name = f"{NAME}_{number}_{len(operators)}"
@@ -78,7 +82,7 @@ def _repeat(testbed: Testbed, postfix: Postfix, number: int) -> list[Pair]:
             steps.installation.start_agent(Instance(postfix.name, postfix, fluentd=None))
             value = _MESSAGES / _hand_over(steps, operators)
         _drain(postfix)
-        pairs.append(Pair(value, _MESSAGES / _send(postfix)))
+        pairs.append(Pair(value, _MESSAGES / _send(postfix, message)))
         _drain(postfix)
     return pairs
 
@@ -107,7 +111,7 @@ def _email(number: int, operator: str) -> DueEmail:
     return DueEmail(
         user_id=f"user-{number:09d}",
         campaign_id=_CAMPAIGN,
-        email_key="offer",
+        email_key=_OFFER,
         email=f"firstname.lastname.{number:09d}@{operator}.test",
         variables={
             "first_name": "Zoe",
@@ -117,13 +121,22 @@ def _email(number: int, operator: str) -> DueEmail:
     )
 
 
-def _send(postfix: Postfix) -> float:
-    """Sends as many messages by smtp-source; answers how many seconds it took."""
+def _message() -> bytes:
+    """One of the agent's messages, some 5,000 octets, with the line ends of a file."""
+    email = _email(0, OPERATORS[-1])
+    content = Content(_CAMPAIGN, 1, SENDER, None, {_OFFER: _TEMPLATE}, None, {})
+    recipient = Recipient(1, email.user_id, email.email, email.email_key, email.variables)
+    rendered = Renderer(content, BOUNCE_DOMAIN).render(recipient, datetime.now(UTC))
+    return rendered.message.replace(b"\r\n", b"\n")
+
+
+def _send(postfix: Postfix, message: Path) -> float:
+    """Sends the message as often by smtp-source; answers how many seconds it took."""
     began = time.monotonic()
     subprocess.run(
         [
             *(find_program("smtp-source"), "-d", "-N", "-s", str(FEED_CONNECTIONS)),
-            *("-m", str(_MESSAGES), "-l", str(_SIZE)),
+            *("-m", str(_MESSAGES), "-F", str(message)),
             *("-f", f"bench@{postfix.bounce_domain}", "-t", f"bench@{OPERATORS[-1]}.test"),
             f"{LOOPBACK}:{postfix.feed_port}",
         ],
