@@ -17,7 +17,7 @@ from contract.addresses import parse_address
 from contract.envelope import sender_of
 from smtp_agent import sessions
 from smtp_agent.feed import Feed
-from smtp_agent.rendering import Rendered
+from contract.rendering import Rendered
 from smtp_agent.sessions import FeedError
 from smtp_agent.verdicts import (
     Accepted,

@@ -25,7 +25,7 @@ from smtp_agent.handover import Batch, Handover
 from smtp_agent.listing import Listing, list_queue
 from smtp_agent.postfix import Postfix as OurPostfix
 from smtp_agent.postfix import read_postfix
-from smtp_agent.rendering import Recipient
+from contract.rendering import Recipient
 from testbed.mailbox import MailboxOperator
 from testbed.ports import LOOPBACK
 from testbed.postfix import Postfix

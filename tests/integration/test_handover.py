@@ -18,8 +18,8 @@ from contract.events import Template
 from processor.interventions import cancel
 from smtp_agent.claims import Claim
 from smtp_agent.handover import Batch, HandedOver, Refusal
-from smtp_agent.rendering import Content, Rendered
-from smtp_agent.rendering_pool import RenderingPool
+from contract.rendering import Content, Rendered
+from contract.rendering_pool import RenderingPool
 from tests.integration.conftest import (
     INSTANCE,
     START,

@@ -1,4 +1,4 @@
-"""A process that renders messages for an agent, `python -m smtp_agent.rendering_worker BOUNCE_DOMAIN`.
+"""A process that renders messages for an agent, `python -m contract.rendering_worker BOUNCE_DOMAIN`.
 
 It reads jobs from standard input and answers each on standard output, as frames of a length and as many octets; an
 empty frame says that it is ready. It ends with its input, so never outlives its agent; the signals that drain an agent
@@ -24,7 +24,7 @@ from typing import BinaryIO, Final
 import msgspec
 from msgspec import Struct
 
-from smtp_agent.rendering import Content, Recipient, Rendered, Renderer, RenderingError
+from contract.rendering import Content, Recipient, Rendered, Renderer, RenderingError
 
 logger = logging.getLogger(__name__)
 

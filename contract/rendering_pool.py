@@ -23,9 +23,9 @@ import msgspec
 
 from contract.addresses import mail_domain
 from contract.outage import first_line
-from smtp_agent import rendering_worker
-from smtp_agent.rendering import Content, Recipient, Rendered, fault
-from smtp_agent.rendering_worker import (
+from contract import rendering_worker
+from contract.rendering import Content, Recipient, Rendered, fault
+from contract.rendering_worker import (
     COMPILING_SECONDS,
     COMPILING_SIGNAL,
     LENGTH,

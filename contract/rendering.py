@@ -37,7 +37,7 @@ from contract.templates import (
     compile_text,
     compile_url,
 )
-from smtp_agent.mime import (
+from contract.mime import (
     MimeError,
     alternative,
     entity,
