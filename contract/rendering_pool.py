@@ -21,9 +21,9 @@ from typing import Final
 
 import msgspec
 
+from contract import rendering_worker
 from contract.addresses import mail_domain
 from contract.outage import first_line
-from contract import rendering_worker
 from contract.rendering import Content, Recipient, Rendered, fault
 from contract.rendering_worker import (
     COMPILING_SECONDS,

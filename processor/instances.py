@@ -1,4 +1,4 @@
-"""Instances as people see them, and what people do to them; each of their acts stands in the audit."""
+"""Instances as people see them, and what people do to them; what changes one stands in the audit."""
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -8,7 +8,8 @@ from typing import Any, Final
 from msgspec import Struct
 from psycopg import AsyncConnection
 from psycopg.rows import class_row
-from psycopg.types.json import Jsonb
+
+from processor.audit import Act, Action, record
 
 BLOCK: Final = 1_000
 """Messages in one transaction at most, so that nothing waits long."""
@@ -112,14 +113,15 @@ SELECT retired_at IS NOT NULL, extract(epoch FROM clock_timestamp() - seen_at)::
   FROM instances WHERE instance = %s FOR NO KEY UPDATE"""
 
 _RETIRE: Final = """
-UPDATE instances SET retired_at = coalesce(retired_at, clock_timestamp()) WHERE instance = %s"""
+UPDATE instances SET retired_at = clock_timestamp() WHERE instance = %s AND retired_at IS NULL"""
 _ADOPT: Final = """
-UPDATE instances SET machine_id = '', queue_directory = '', retired_at = NULL WHERE instance = %s"""
+UPDATE instances SET machine_id = '', queue_directory = '', retired_at = NULL
+ WHERE instance = %s AND (machine_id <> '' OR queue_directory <> '' OR retired_at IS NOT NULL)"""
 _PAUSE: Final = """
-UPDATE instances SET paused_at = coalesce(paused_at, clock_timestamp()) WHERE instance = %s"""
-_RESUME: Final = "UPDATE instances SET paused_at = NULL WHERE instance = %s"
-
-_AUDIT: Final = "INSERT INTO audit (actor, action, subject, details) VALUES (%s, %s, %s, %s)"
+UPDATE instances SET paused_at = clock_timestamp() WHERE instance = %s AND paused_at IS NULL"""
+_RESUME: Final = (
+    "UPDATE instances SET paused_at = NULL WHERE instance = %s AND paused_at IS NOT NULL"
+)
 
 # The chunks that it holds, where a first batch may be under way, and those where it may still have something.
 _CHUNKS: Final = """
@@ -153,7 +155,7 @@ async def pause_instance(connection: AsyncConnection[Any], instance: str, actor:
     Raises:
         InstanceError: it is unknown or retired.
     """
-    await _act(connection, _PAUSE, instance, actor, "instance.pause")
+    await _act(connection, _PAUSE, instance, actor, Action.INSTANCE_PAUSE)
 
 
 async def resume_instance(connection: AsyncConnection[Any], instance: str, actor: str) -> None:
@@ -162,7 +164,7 @@ async def resume_instance(connection: AsyncConnection[Any], instance: str, actor
     Raises:
         InstanceError: it is unknown or retired.
     """
-    await _act(connection, _RESUME, instance, actor, "instance.resume")
+    await _act(connection, _RESUME, instance, actor, Action.INSTANCE_RESUME)
 
 
 async def adopt_instance(connection: AsyncConnection[Any], instance: str, actor: str) -> None:
@@ -174,8 +176,7 @@ async def adopt_instance(connection: AsyncConnection[Any], instance: str, actor:
     async with connection.transaction():
         _, silent = await _lock(connection, instance)
         _refuse_alive(instance, silent, "stop it, and wait for half a minute")
-        await connection.execute(_ADOPT, (instance,))
-        await connection.execute(_AUDIT, (actor, "instance.adopt", instance, Jsonb({})))
+        await _change(connection, _ADOPT, actor, Act(Action.INSTANCE_ADOPT, instance))
 
 
 async def retire_instance(
@@ -204,10 +205,8 @@ async def retire_instance(
         retired, silent = await _lock(connection, instance)
         if not retired and not force:
             _refuse_alive(instance, silent, "stop it, or use --force where it must be so")
-        await connection.execute(_RETIRE, (instance,))
-        await connection.execute(
-            _AUDIT, (actor, "instance.retire", instance, Jsonb({"force": force}))
-        )
+        act = Act(Action.INSTANCE_RETIRE, instance, {"force": force})
+        await _change(connection, _RETIRE, actor, act)
     chunks = await (await connection.execute(_CHUNKS, {"instance": instance})).fetchall()
     lost = 0
     for number, (chunk_id,) in enumerate(chunks, start=1):
@@ -225,7 +224,7 @@ async def _retire_block(connection: AsyncConnection[Any], instance: str, chunk_i
 
 
 async def _act(
-    connection: AsyncConnection[Any], statement: str, instance: str, actor: str, action: str
+    connection: AsyncConnection[Any], statement: str, instance: str, actor: str, action: Action
 ) -> None:
     async with connection.transaction():
         retired, _ = await _lock(connection, instance)
@@ -233,8 +232,13 @@ async def _act(
             raise InstanceError(
                 f"instance {instance!r}: was retired; `fairpost instances adopt` takes it back"
             )
-        await connection.execute(statement.encode(), (instance,))
-        await connection.execute(_AUDIT, (actor, action, instance, Jsonb({})))
+        await _change(connection, statement, actor, Act(action, instance))
+
+
+async def _change(connection: AsyncConnection[Any], statement: str, actor: str, act: Act) -> None:
+    """On record only where it changes anything."""
+    if (await connection.execute(statement.encode(), (act.subject,))).rowcount:
+        await record(connection, actor, act)
 
 
 async def _lock(connection: AsyncConnection[Any], instance: str) -> tuple[bool, float]:

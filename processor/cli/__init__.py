@@ -10,7 +10,9 @@ from confluent_kafka import KafkaException
 from contract import console
 from contract.operators import OperatorsError
 from contract.settings import load_settings
+from processor.campaign_files import CampaignFileError
 from processor.cli import (
+    audit,
     campaigns,
     dead_letters,
     dispatches,
@@ -88,6 +90,7 @@ for command in (
     dispatches.dispatches,
     dead_letters.dead_letters,
     log.log,
+    audit.audit,
 ):
     cli.add_command(command)
 
@@ -101,6 +104,7 @@ def main() -> NoReturn:
             KafkaException,
             TopicsError,
             CampaignError,
+            CampaignFileError,
             InstanceError,
             OperatorError,
             DeadLetterError,

@@ -3,7 +3,7 @@
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from itertools import islice
 from typing import Any, Final
@@ -12,7 +12,14 @@ import click
 from msgspec import Struct
 
 from contract import console
-from processor.cli.session import actor, json_option, limit_option, settings_of, with_database
+from processor.cli.session import (
+    Time,
+    actor,
+    json_option,
+    limit_option,
+    settings_of,
+    with_database,
+)
 from processor.dead_letter_topic import DeadLetterError, DeadLetterTopic, StoredLetter, newest
 from processor.dead_letters import value_of
 from processor.publishing import Publisher
@@ -37,24 +44,11 @@ class _Position(click.ParamType):
         return f"{int(partition)}:{int(offset)}"
 
 
-class _Time(click.ParamType):
-    name = "time"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> datetime:
-        try:
-            at = datetime.fromisoformat(str(value))
-            return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
-        except (ValueError, OverflowError):
-            self.fail(f"{value!r} is no time such as 2026-05-01T12:00:00Z", param, ctx)
-
-
 _topic_option = click.option(
     "--topic", type=click.Choice(sorted(KEYS)), help="Only the records of this topic."
 )
 _since_option = click.option(
-    "--since", type=_Time(), help="Only what was written at this time (UTC) or later."
+    "--since", type=Time(), help="Only what was written at this time (UTC) or later."
 )
 
 

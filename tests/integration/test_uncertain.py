@@ -1,7 +1,6 @@
 """Uncertain messages: shown with what is known, resent or dropped by a person's word only, and each on record."""
 
 import asyncio
-import getpass
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -12,6 +11,7 @@ import pytest
 
 from contract.database import Connection
 from contract.states import MessageState
+from processor.cli.session import actor
 from processor.housekeeping import observe, sweep_all
 from processor.instances import retire_instance
 from processor.operators import replan_moved
@@ -497,7 +497,7 @@ async def test_a_word_on_named_ones(post: Post, fairpost: Fairpost) -> None:
     assert await fetch(
         post.owner,
         "SELECT actor, action FROM audit WHERE action LIKE 'uncertain%%' ORDER BY audit_id",
-    ) == [(getpass.getuser(), f"uncertain.{verdict}") for verdict in ("resend", "drop", "resend")]
+    ) == [(actor(), f"uncertain.{verdict}") for verdict in ("resend", "drop", "resend")]
 
 
 @pytest.mark.parametrize(("stdin", "done"), [("y\n", True), ("n\n", False), ("", False)])
