@@ -98,6 +98,11 @@ def _cell(value: Any) -> str:
             return text if text.isprintable() else repr(text)[1:-1]
 
 
+def printable(text: str) -> str:
+    """What may be shown at a terminal: its lines, and nothing that it would obey."""
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+
+
 @contextmanager
 def progress_bar(what: str) -> Iterator[Callable[[int, int | None], None]]:
     """A bar on standard error where that is a terminal; gives a function to be told how much of how much is done."""

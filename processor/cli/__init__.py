@@ -28,6 +28,7 @@ from processor.cli import (
     topics,
     uncertain,
 )
+from processor.contacts import ContactError
 from processor.dead_letter_topic import DeadLetterError
 from processor.explaining import UnknownMessageError
 from processor.instances import InstanceError
@@ -105,6 +106,7 @@ def main() -> NoReturn:
             TopicsError,
             CampaignError,
             CampaignFileError,
+            ContactError,
             InstanceError,
             OperatorError,
             DeadLetterError,

@@ -129,9 +129,9 @@ def show(context: click.Context, position: str, *, as_json: bool) -> None:
     console.complain(f"position  {letter.position}")
     console.complain(f"at        {letter.at:%Y-%m-%dT%H:%M:%SZ}")
     for name in ("place", "key", "reason", "encoding", "truncated"):
-        console.complain(f"{name:9} {_printable(getattr(letter, name))}")
+        console.complain(f"{name:9} {_shown(getattr(letter, name))}")
     if sys.stdout.isatty():
-        click.echo(_printable(value.decode(errors="backslashreplace")))
+        click.echo(console.printable(value.decode(errors="backslashreplace")))
     else:
         click.echo(value, nl=False)
 
@@ -224,7 +224,5 @@ def _of_topic(
     return (letter for letter in letters if wanted in (None, letter.topic))
 
 
-def _printable(value: object) -> str:
-    """What may be shown at a terminal: lines, and nothing that it would obey."""
-    text = "-" if value is None else str(value)
-    return "\n".join(line if line.isprintable() else repr(line)[1:-1] for line in text.split("\n"))
+def _shown(value: object) -> str:
+    return "-" if value is None else console.printable(str(value))

@@ -15,10 +15,10 @@ from processor.cli.session import actor
 from processor.housekeeping import observe, sweep_all
 from processor.instances import retire_instance
 from processor.operators import replan_moved
+from processor.resending import BLOCK
 from processor.retention import forget
 from processor.tracking import Tracking
 from processor.uncertain import (
-    BLOCK,
     Selection,
     UncertainMessage,
     Verdict,
@@ -558,7 +558,8 @@ async def test_an_agent_cannot_say_so(post: Post, owner: Connection) -> None:
     """No agent can resolve what is uncertain, nor retire another."""
     async with post.agent.connection() as connection:
         for signature in (
-            "resolve_uncertain(bigint, bigint[], text, timestamptz, boolean, text, int)",
+            "send_again(bigint, message_state, bigint[], text, text, timestamptz, text, int)",
+            "drop_uncertain(bigint, bigint[], text, timestamptz, text, int)",
             "retire_chunk(text, bigint, int)",
         ):
             assert not await fetch_one(
