@@ -25,7 +25,11 @@ class _Row(Struct, frozen=True):
 
 @click.command()
 @click.option("--who", metavar="NAME", help="Only what this person did.")
-@click.option("--action", type=click.Choice(list(Action)), help="Only what was done so.")
+@click.option(
+    "--action",
+    type=click.Choice([action.value for action in Action]),
+    help="Only what was done so.",
+)
 @click.option(
     "--subject",
     metavar="TEXT",
@@ -47,8 +51,8 @@ def audit(
 ) -> None:
     """List what people changed, the newest first: who, when and what.
 
-    What changed nothing is not on record. What is on record nobody can change or delete, not even fairpost. No address
-    stands there: of a suppression its digest does, and --subject with the address finds it.
+    What changed nothing is not on record, and neither worker nor tracker nor agent can change or delete what is. No
+    address stands there: of a suppression its digest does, and --subject with the address finds it.
 
     \b
     Examples:

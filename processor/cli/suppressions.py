@@ -198,7 +198,11 @@ def remove_(
     callback=_utf8,
     help="Only what was said of this campaign.",
 )
-@click.option("--source", type=click.Choice(list(Source)), help="Only what came from there.")
+@click.option(
+    "--source",
+    type=click.Choice([source.value for source in Source]),
+    help="Only what came from there.",
+)
 @click.option(
     "--match",
     metavar="TEXT",

@@ -85,6 +85,17 @@ def test_what_takes_arguments_has_an_example(path: tuple[str, ...], command: cli
     assert " ".join(path) in example or " of a file:" in example
 
 
+@pytest.mark.parametrize(("path", "command"), ALL)
+def test_choices_are_the_words_that_people_type(
+    path: tuple[str, ...], command: click.Command
+) -> None:
+    """An option that is one of a few words takes them as they stand in listings and examples, not as names of the code."""
+    for parameter in command.params:
+        if isinstance(parameter.type, click.Choice):
+            assert all(type(choice) is str for choice in parameter.type.choices), path
+            assert all(choice == choice.lower() for choice in parameter.type.choices), path
+
+
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_first_steps(program: str) -> None:
     """The help of a program begins with what to do first, and names only commands that there are."""
@@ -121,6 +132,12 @@ def test_version(program: str) -> None:
         ("fairpost", "publish", "due-emails", "-", "--format", "xml"),
         ("fairpost", "campaigns", "show"),
         ("fairpost", "campaigns", "show", "a", "b"),
+        ("fairpost", "campaigns", "preview"),
+        ("fairpost", "campaigns", "preview", "spring.toml"),
+        ("fairpost", "campaigns", "test", "spring.toml"),
+        ("fairpost", "campaigns", "test", "a", "--to", "a@b.test", "--timeout", "-1"),
+        ("fairpost", "campaigns", "retry-rejected"),
+        ("fairpost", "campaigns", "retry-rejected", "a", "--json"),
         ("fairpost", "sending"),
         ("fairpost", "sending", "maybe"),
         ("fairpost", "dispatches"),
@@ -188,6 +205,10 @@ NEED_SETTINGS = [
     ("fairpost", "dead-letters", "list"),
     ("fairpost", "dead-letters", "show", "0:17"),
     ("fairpost", "dead-letters", "republish", "0:17", "--yes"),
+    ("fairpost", "audit"),
+    ("fairpost", "campaigns", "retry-rejected", "spring", "--yes"),
+    ("fairpost", "campaigns", "preview", "spring", "--to", "ann@shop.test"),
+    ("fairpost", "campaigns", "test", "spring", "--to", "ann@shop.test"),
     ("fairpost", "log", "explain", "4711"),
     ("fairpost", "log", "explain", "ann@shop.example", "--json"),
     ("fairpost-agent", "run"),
