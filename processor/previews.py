@@ -109,7 +109,7 @@ def preview(campaign_id: str, email_key: str, rendered: Rendered) -> Preview:
 
 def _part(message: EmailMessage, subtype: str) -> str | None:
     part = message.get_body((subtype,))
-    return None if part is None else part.get_content()
+    return None if part is None else part.get_content().replace("\r\n", "\n")
 
 
 def line_in_file(
