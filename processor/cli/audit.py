@@ -27,8 +27,9 @@ class _Row(Struct, frozen=True):
 @click.option("--who", metavar="NAME", help="Only what this person did.")
 @click.option(
     "--action",
+    metavar="ACTION",
     type=click.Choice([action.value for action in Action]),
-    help="Only what was done so.",
+    help="Only what was done so, such as campaign.hold; any other word has them listed.",
 )
 @click.option(
     "--subject",
@@ -51,8 +52,8 @@ def audit(
 ) -> None:
     """List what people changed, the newest first: who, when and what.
 
-    What changed nothing is not on record, and neither worker nor tracker nor agent can change or delete what is. No
-    address stands there: of a suppression its digest does, and --subject with the address finds it.
+    Neither worker nor tracker nor agent, nor any of these commands, can change or delete what stands there. No address
+    does: of a suppression its digest, and --subject with the address finds it.
 
     \b
     Examples:

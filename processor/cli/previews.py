@@ -116,8 +116,8 @@ def preview(
     """Show a campaign's mail as its recipient would get it; nothing is sent.
 
     CAMPAIGN is a file, as `fairpost publish campaign` takes it (.toml or .json), or the id of a campaign that was
-    published. The mail is made as the agents make it, within the same limits. Only what is not known before it is sent
-    stands for itself: the date, and the domain and number in Message-ID and envelope sender.
+    published. The mail is made as the agents make it, within the same limits; only its date, and the number and domain
+    in Message-ID and envelope sender, are others when it is sent.
 
     \b
     Examples:
