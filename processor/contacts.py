@@ -91,7 +91,7 @@ def _find(file: Path, wanted: Wanted) -> DueEmail:
     bad = 0
     with file.open("rb") as lines:
         for row in _READERS[file.suffix.lower()](lines, defaults):
-            due = row.event
+            due = row.value
             if due is None:
                 bad += 1
             elif (
