@@ -30,7 +30,7 @@ from msgspec import Struct
 from benchmarks.measurement import Measurement, Pair, compare
 from benchmarks.steps import OPERATORS, SENDER, Steps, open_steps
 from contract.events import DueEmail, Template
-from smtp_agent.rendering import Content, Recipient, Renderer
+from contract.rendering import Content, Recipient, Renderer
 from testbed import Testbed
 from testbed.fleet import Instance
 from testbed.installation import FEED_CONNECTIONS

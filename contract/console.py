@@ -108,8 +108,13 @@ def show_json(value: object, *, one_line: bool = False) -> None:
 
 
 def printable(text: str) -> str:
-    """What others named, shown and not obeyed by the terminal."""
+    """What others wrote, as one line that the terminal shows and does not obey."""
     return text if text.isprintable() else repr(text)[1:-1]
+
+
+def printable_lines(text: str) -> str:
+    """The same for a text of several lines, which may hold tabs."""
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
 def cell(value: object) -> str:

@@ -1,4 +1,4 @@
-"""Instances as people see them, and what people do to them; each of their acts stands in the audit."""
+"""Instances as people see them, and what people do to them; what changes one stands in the audit."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -9,7 +9,8 @@ from typing import Any, Final
 from msgspec import Struct
 from psycopg import AsyncConnection
 from psycopg.rows import class_row
-from psycopg.types.json import Jsonb
+
+from processor.audit import Act, Action, record
 
 BLOCK: Final = 1_000
 """Messages in one transaction at most, so that nothing waits long."""
@@ -113,16 +114,15 @@ SELECT retired_at IS NOT NULL, extract(epoch FROM clock_timestamp() - seen_at)::
   FROM instances WHERE instance = %s FOR NO KEY UPDATE"""
 
 _RETIRE: Final = """
-UPDATE instances SET retired_at = coalesce(retired_at, clock_timestamp()) WHERE instance = %s"""
+UPDATE instances SET retired_at = clock_timestamp() WHERE instance = %s AND retired_at IS NULL"""
 _ADOPT: Final = """
-UPDATE instances SET machine_id = '', queue_directory = '', retired_at = NULL WHERE instance = %s"""
+UPDATE instances SET machine_id = '', queue_directory = '', retired_at = NULL
+ WHERE instance = %s AND (machine_id <> '' OR queue_directory <> '' OR retired_at IS NOT NULL)"""
 _PAUSE: Final = """
 UPDATE instances SET paused_at = clock_timestamp() WHERE instance = %s AND paused_at IS NULL"""
 _RESUME: Final = (
     "UPDATE instances SET paused_at = NULL WHERE instance = %s AND paused_at IS NOT NULL"
 )
-
-_AUDIT: Final = "INSERT INTO audit (actor, action, subject, details) VALUES (%s, %s, %s, %s)"
 
 # The chunks that it holds, where a first batch may be under way, and those where it may still have something.
 _CHUNKS: Final = """
@@ -162,7 +162,7 @@ async def pause_instance(connection: AsyncConnection[Any], instance: str, actor:
     Raises:
         InstanceError: it is unknown or retired.
     """
-    return await _act(connection, _PAUSE, instance, actor, "instance.pause")
+    return await _act(connection, _PAUSE, instance, actor, Action.INSTANCE_PAUSE)
 
 
 async def resume_instance(connection: AsyncConnection[Any], instance: str, actor: str) -> bool:
@@ -171,7 +171,7 @@ async def resume_instance(connection: AsyncConnection[Any], instance: str, actor
     Raises:
         InstanceError: it is unknown or retired.
     """
-    return await _act(connection, _RESUME, instance, actor, "instance.resume")
+    return await _act(connection, _RESUME, instance, actor, Action.INSTANCE_RESUME)
 
 
 async def adopt_instance(connection: AsyncConnection[Any], instance: str, actor: str) -> None:
@@ -183,8 +183,7 @@ async def adopt_instance(connection: AsyncConnection[Any], instance: str, actor:
     async with connection.transaction():
         _, silent = await _lock(connection, instance)
         _refuse_alive(instance, silent, "stop it, and wait for half a minute")
-        await connection.execute(_ADOPT, (instance,))
-        await connection.execute(_AUDIT, (actor, "instance.adopt", instance, Jsonb({})))
+        await _change(connection, _ADOPT, actor, Act(Action.INSTANCE_ADOPT, instance))
 
 
 async def retire_instance(
@@ -213,10 +212,8 @@ async def retire_instance(
         retired, silent = await _lock(connection, instance)
         if not retired and not force:
             _refuse_alive(instance, silent, "stop it, or use --force where it must be so")
-        await connection.execute(_RETIRE, (instance,))
-        await connection.execute(
-            _AUDIT, (actor, "instance.retire", instance, Jsonb({"force": force}))
-        )
+        act = Act(Action.INSTANCE_RETIRE, instance, {"force": force})
+        await _change(connection, _RETIRE, actor, act)
     chunks = await (await connection.execute(_CHUNKS, {"instance": instance})).fetchall()
     lost = 0
     for number, (chunk_id,) in enumerate(chunks, start=1):
@@ -234,7 +231,7 @@ async def _retire_block(connection: AsyncConnection[Any], instance: str, chunk_i
 
 
 async def _act(
-    connection: AsyncConnection[Any], statement: str, instance: str, actor: str, action: str
+    connection: AsyncConnection[Any], statement: str, instance: str, actor: str, action: Action
 ) -> bool:
     async with connection.transaction():
         retired, _ = await _lock(connection, instance)
@@ -242,9 +239,14 @@ async def _act(
             raise InstanceError(
                 f"instance {instance!r}: was retired; `fairpost instances adopt` takes it back"
             )
-        changed = (await connection.execute(statement.encode(), (instance,))).rowcount == 1
-        if changed:
-            await connection.execute(_AUDIT, (actor, action, instance, Jsonb({})))
+        return await _change(connection, statement, actor, Act(action, instance))
+
+
+async def _change(connection: AsyncConnection[Any], statement: str, actor: str, act: Act) -> bool:
+    """On record only where it changes anything, which it answers."""
+    changed = (await connection.execute(statement.encode(), (act.subject,))).rowcount == 1
+    if changed:
+        await record(connection, actor, act)
     return changed
 
 

@@ -11,8 +11,8 @@ from typing import Final
 
 from contract.fail_points import AgentFailPoint, FailPoints
 from contract.outage import first_line
+from contract.rendering import Rendered
 from smtp_agent import metrics
-from smtp_agent.rendering import Rendered
 from smtp_agent.smtp import Connection, Reply, SmtpError, connect, content
 from smtp_agent.verdicts import (
     NOT_BEGUN,

@@ -11,7 +11,9 @@ from contract import console
 from contract.help import end_with_exit_codes
 from contract.operators import OperatorsError
 from contract.settings import load_settings
+from processor.campaign_files import CampaignFileError
 from processor.cli import (
+    audit,
     campaigns,
     dead_letters,
     dispatches,
@@ -28,6 +30,7 @@ from processor.cli import (
     topics,
     uncertain,
 )
+from processor.contacts import ContactError
 from processor.dead_letter_topic import DeadLetterError
 from processor.explaining import UnknownMessageError
 from processor.instances import InstanceError
@@ -92,6 +95,7 @@ for command in (
     dispatches.dispatches,
     dead_letters.dead_letters,
     log.log,
+    audit.audit,
 ):
     cli.add_command(command)
 end_with_exit_codes(cli)
@@ -106,6 +110,8 @@ def main() -> NoReturn:
             KafkaException,
             TopicsError,
             CampaignError,
+            CampaignFileError,
+            ContactError,
             InstanceError,
             OperatorError,
             DeadLetterError,

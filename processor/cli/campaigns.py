@@ -11,14 +11,17 @@ from contract import console
 from contract.states import CampaignState
 from processor.cli.campaign_listing import list_, show
 from processor.cli.completing import campaign_argument
+from processor.cli.previews import preview
+from processor.cli.rejected import retry_rejected
 from processor.cli.session import actor, settings_of, with_database
+from processor.cli.trials import test_
 from processor.export import ExportFormat, export_campaign, whole_file
 from processor.interventions import cancel, hold, lift
 
 
 @click.group()
 def campaigns() -> None:
-    """List, show, export, pause, resume and cancel campaigns."""
+    """List, show, preview, test, export, pause, resume and cancel campaigns, and retry what was rejected."""
 
 
 campaigns.add_command(list_)
@@ -107,3 +110,7 @@ def cancel_(context: click.Context, campaign_id: str, *, yes: bool) -> None:
         click.confirm(f"Cancel {campaign_id} for good?", abort=True, err=True)
     with_database(settings_of(context), lambda c: cancel(c, campaign_id, actor()))
     console.complain(f"campaign {campaign_id}: cancelled")
+
+
+for command in (preview, test_, retry_rejected):
+    campaigns.add_command(command)

@@ -3,7 +3,7 @@
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from itertools import islice
 from typing import Any, Final
@@ -13,7 +13,14 @@ from msgspec import Struct
 
 from contract import console
 from contract.watching import watch_option, watched
-from processor.cli.session import actor, json_option, limit_option, settings_of, with_database
+from processor.cli.session import (
+    Time,
+    actor,
+    json_option,
+    limit_option,
+    settings_of,
+    with_database,
+)
 from processor.dead_letter_topic import DeadLetterError, DeadLetterTopic, StoredLetter, newest
 from processor.dead_letters import value_of
 from processor.publishing import Publisher
@@ -38,24 +45,11 @@ class _Position(click.ParamType):
         return f"{int(partition)}:{int(offset)}"
 
 
-class _Time(click.ParamType):
-    name = "time"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> datetime:
-        try:
-            at = datetime.fromisoformat(str(value))
-            return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
-        except (ValueError, OverflowError):
-            self.fail(f"{value!r} is no time such as 2026-05-01T12:00:00Z", param, ctx)
-
-
 _topic_option = click.option(
     "--topic", type=click.Choice(sorted(KEYS)), help="Only the records of this topic."
 )
 _since_option = click.option(
-    "--since", type=_Time(), help="Only what was written at this time (UTC) or later."
+    "--since", type=Time(), help="Only what was written at this time (UTC) or later."
 )
 
 
@@ -145,9 +139,9 @@ def show(context: click.Context, position: str, *, as_json: bool) -> None:
     console.complain(f"position  {letter.position}")
     console.complain(f"at        {letter.at:%Y-%m-%dT%H:%M:%SZ}")
     for name in ("place", "key", "reason", "encoding", "truncated"):
-        console.complain(f"{name:9} {_printable(getattr(letter, name))}")
+        console.complain(f"{name:9} {_shown(getattr(letter, name))}")
     if sys.stdout.isatty():
-        click.echo(_printable(value.decode(errors="backslashreplace")))
+        click.echo(console.printable_lines(value.decode(errors="backslashreplace")))
     else:
         click.echo(value, nl=False)
 
@@ -240,7 +234,5 @@ def _of_topic(
     return (letter for letter in letters if wanted in (None, letter.topic))
 
 
-def _printable(value: object) -> str:
-    """What may be shown at a terminal: lines, and nothing that it would obey."""
-    text = "-" if value is None else str(value)
-    return "\n".join(map(console.printable, text.split("\n")))
+def _shown(value: object) -> str:
+    return "-" if value is None else console.printable_lines(str(value))

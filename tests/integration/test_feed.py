@@ -15,9 +15,9 @@ import pytest
 
 from contract.addresses import parse_address
 from contract.envelope import sender_of
+from contract.rendering import Rendered
 from smtp_agent import sessions
 from smtp_agent.feed import Feed
-from smtp_agent.rendering import Rendered
 from smtp_agent.sessions import FeedError
 from smtp_agent.verdicts import (
     Accepted,

@@ -1,7 +1,6 @@
 """Instances: how they stand, and what people do to them: pause, retire, adopt; each act is on record."""
 
 import asyncio
-import getpass
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC
@@ -12,6 +11,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from contract.database import Connection, conninfo
+from processor.cli.session import actor
 from processor.housekeeping import observe
 from processor.instances import (
     BLOCK,
@@ -488,6 +488,6 @@ async def test_the_commands(post: Post, fairpost: Fairpost) -> None:
             "instance 'nobody': unknown; see `fairpost instances list`\n",
         )
     assert await audited(post.owner) == [
-        (getpass.getuser(), f"instance.{action}", INSTANCE)
+        (actor(), f"instance.{action}", INSTANCE)
         for action in ("pause", "resume", "retire", "adopt")
     ]

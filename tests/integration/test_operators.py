@@ -1,7 +1,6 @@
 """Operators: the database's are those of the file, as a whole and on record."""
 
 import asyncio
-import getpass
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import msgspec
 import psycopg
 
 from contract.operators import Operator, load_operators
+from processor.cli.session import actor
 from processor.operators import (
     apply_operators,
     list_operators,
@@ -303,4 +303,4 @@ async def test_the_commands_that_pause(post: Post, fairpost: Fairpost) -> None:
         )
     assert await fetch(
         post.owner, "SELECT actor, action, subject FROM audit ORDER BY audit_id"
-    ) == [(getpass.getuser(), f"operator.{command}", "other") for command in ("pause", "resume")]
+    ) == [(actor(), f"operator.{command}", "other") for command in ("pause", "resume")]

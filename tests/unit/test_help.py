@@ -16,7 +16,8 @@ import smtp_agent.cli
 from contract.help import commands, help_of
 from contract.operators import load_operators
 from docs.commands import FILE, text
-from processor.cli.publish import read_campaign
+from processor.campaign_files import read_campaign_file
+from processor.campaigns import read_campaign_event
 
 PROGRAMS: dict[str, click.Group] = {
     "fairpost": processor.cli.cli,
@@ -136,6 +137,17 @@ def file_example(command: click.Command) -> str:
     return cleandoc((command.help or "").partition("Example of a file:\n")[2])
 
 
+@pytest.mark.parametrize(("path", "command"), ALL)
+def test_choices_are_the_words_that_people_type(
+    path: tuple[str, ...], command: click.Command
+) -> None:
+    """An option that is one of a few words takes them as they stand in listings and examples, not as names of the code."""
+    for parameter in command.params:
+        if isinstance(parameter.type, click.Choice):
+            assert all(type(choice) is str for choice in parameter.type.choices), path
+            assert all(choice == choice.lower() for choice in parameter.type.choices), path
+
+
 def test_the_files_of_the_help_work(tmp_path: Path) -> None:
     """The files that the help shows can be used as they stand."""
     found = dict(commands(processor.cli.cli, ("fairpost",)))
@@ -144,7 +156,8 @@ def test_the_files_of_the_help_work(tmp_path: Path) -> None:
     assert [one.name for one in load_operators(operators)] == ["gmail", "other"]
     campaign = tmp_path / "spring.toml"
     campaign.write_text(file_example(found["fairpost", "publish", "campaign"]), encoding="utf-8")
-    assert read_campaign(campaign).campaign_id == tomllib.loads(campaign.read_text())["campaign_id"]
+    event = read_campaign_file(campaign, read_campaign_event)
+    assert event.campaign_id == tomllib.loads(campaign.read_text())["campaign_id"]
 
 
 def test_the_reference_is_that_of_the_commands() -> None:
