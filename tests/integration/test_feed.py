@@ -51,7 +51,7 @@ _numbers = itertools.count(1)
 @pytest.fixture(scope="module")
 def operator(testbed: Testbed) -> MailboxOperator:
     """Who takes the mail that Postfix accepts."""
-    return testbed.add_operators({"feed": ["feed.test"]}, keep_bodies=True)["feed"]
+    return testbed.add_operators({"feed": ["feed.test"]}, keep_messages=True)["feed"]
 
 
 @pytest.fixture(scope="module")
@@ -253,7 +253,7 @@ async def test_dots_survive(feed: Feed, operator: MailboxOperator) -> None:
     message = mail(body=body)
     accepted(await hand_over(feed, [message], TOMORROW))
     [arrived] = await asyncio.to_thread(operator.wait_for, lambda a: a.sender == message.sender)
-    assert arrived.body == body
+    assert arrived.body == body.encode()
 
 
 @pytest.mark.parametrize(
