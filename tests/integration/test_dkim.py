@@ -198,7 +198,7 @@ async def test_without_opendkim_nothing_is_taken_and_nothing_in_doubt(
             assert isinstance(first, Unsent)
             assert isinstance(second, Unsent)
             assert first.reason == "451 4.7.1 Service unavailable - try again later"
-        with pytest.raises(FeedError, match="Postfix takes no mail: 451 4.7.1"):
+        with pytest.raises(FeedError, match=r"Postfix takes no mail: 451 4\.7\.1"):
             await feed.ask("fence+1@bounces.test")
     finally:
         opendkim.start()
