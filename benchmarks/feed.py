@@ -6,6 +6,9 @@ service. Its time is from the first claim to the return of the last chunk. The b
 connections to the same service, each used for all of its messages: it does nothing but send the same octets again and
 again.
 
+`feed_signed` is the agent with four lanes where OpenDKIM signs each message (RSA, 2,048 bits), against the same where
+nobody does.
+
 Postfix runs what deploy/postfix holds and discards what it takes; either half begins with an empty queue. Each agent has
 a database of its own; its batches grow from ten messages.
 """
@@ -13,6 +16,7 @@ a database of its own; its batches grow from ten messages.
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Final
 
@@ -22,12 +26,14 @@ from contract.events import DueEmail, Template
 from testbed import Testbed
 from testbed.fleet import Instance
 from testbed.installation import FEED_CONNECTIONS
+from testbed.opendkim import OpenDkim
 from testbed.ports import LOOPBACK
 from testbed.postfix import Postfix
 from testbed.processes import find_program, wait_until
 
 NAME: Final = "feed"
 _CAMPAIGN: Final = "spring-sale"
+_FROM_DOMAIN: Final = "shop.example"
 _MESSAGES: Final = 15_000
 _SIZE: Final = 5_000
 """Octets of a message, within a few, in either half."""
@@ -55,32 +61,44 @@ _HANDED: Final = "SELECT count(*) FROM messages WHERE state = 'handed'"
 
 
 def measure(testbed: Testbed) -> list[Measurement]:
-    """Messages a second, an agent with four lanes at work and with one, each against smtp-source."""
-    postfix = Postfix(
-        "postfix-bench",
-        testbed.directory / "postfix-bench",
-        parameters={"default_transport": "discard:"},
-    )
-    with postfix:
+    """Messages a second, an agent with four lanes at work and with one, each against smtp-source; and signed."""
+    opendkim = OpenDkim("bench", testbed.directory / "bench-dkim", [_FROM_DOMAIN])
+    with ExitStack() as stack:
+        stack.callback(opendkim.stop)
+        opendkim.start()
+        plain = stack.enter_context(_postfix(testbed, "postfix-bench", milter=""))
+        signed = stack.enter_context(_postfix(testbed, "postfix-signed", opendkim.milter))
         return compare(
-            [NAME, f"{NAME}_one_lane"],
+            [NAME, f"{NAME}_one_lane", f"{NAME}_signed"],
             "messages/s",
-            partial(_repeat, testbed, postfix),
+            partial(_repeat, testbed, plain, signed),
             repeats=_REPEATS,
         )
 
 
-def _repeat(testbed: Testbed, postfix: Postfix, number: int) -> list[Pair]:
+def _postfix(testbed: Testbed, name: str, milter: str) -> Postfix:
+    discarding = {"default_transport": "discard:"}
+    return Postfix(name, testbed.directory / name, parameters=discarding, milter=milter)
+
+
+def _repeat(testbed: Testbed, plain: Postfix, signed: Postfix, number: int) -> list[Pair]:
     pairs = []
     for operators in (OPERATORS, OPERATORS[-1:]):
-        name = f"{NAME}_{number}_{len(operators)}"
-        with open_steps(testbed, name) as steps:
-            steps.installation.start_agent(Instance(postfix.name, postfix, fluentd=None))
-            value = _MESSAGES / _hand_over(steps, operators)
-        _drain(postfix)
-        pairs.append(Pair(value, _MESSAGES / _send(postfix)))
-        _drain(postfix)
-    return pairs
+        value = _agent_rate(testbed, plain, operators, f"{NAME}_{number}_{len(operators)}")
+        pairs.append(Pair(value, _MESSAGES / _send(plain)))
+        _drain(plain)
+    value = _agent_rate(testbed, signed, OPERATORS, f"{NAME}_{number}_signed")
+    return [*pairs, Pair(value, pairs[0].value)]
+
+
+def _agent_rate(
+    testbed: Testbed, postfix: Postfix, operators: Sequence[str], database: str
+) -> float:
+    with open_steps(testbed, database) as steps:
+        steps.installation.start_agent(Instance(postfix.name, postfix, fluentd=None))
+        rate = _MESSAGES / _hand_over(steps, operators)
+    _drain(postfix)
+    return rate
 
 
 def _hand_over(steps: Steps, operators: Sequence[str]) -> float:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from testbed.processes import Process, ServiceError, find_program
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 CONFIGURATION = Path(__file__).parents[1] / "deploy" / "postfix" / "opendkim.conf"
 
@@ -134,7 +134,7 @@ class OpenDkim:
             return connection.connect_ex(str(self._socket)) == 0
 
 
-def adapt(configuration: str, settings: dict[str, str | None]) -> str:
+def adapt(configuration: str, settings: Mapping[str, str | None]) -> str:
     """Return an opendkim.conf(5) with other values of these settings; None takes one out."""
     lines = [line for line in configuration.splitlines() if line.partition(" ")[0] not in settings]
     lines += [f"{name} {value}" for name, value in settings.items() if value is not None]
