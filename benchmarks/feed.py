@@ -66,7 +66,7 @@ def measure(testbed: Testbed) -> list[Measurement]:
     with ExitStack() as stack:
         stack.callback(opendkim.stop)
         opendkim.start()
-        plain = stack.enter_context(_postfix(testbed, "postfix-bench", milter=""))
+        plain = stack.enter_context(_postfix(testbed, "postfix-bench", ""))
         signed = stack.enter_context(_postfix(testbed, "postfix-signed", opendkim.milter))
         return compare(
             [NAME, f"{NAME}_one_lane", f"{NAME}_signed"],
