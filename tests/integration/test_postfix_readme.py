@@ -91,3 +91,23 @@ def test_opendkim_has_nothing_against_its_configuration(tmp_path: Path) -> None:
     check = ["opendkim", "-n", "-x", str(configuration)]
     done = subprocess.run(check, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_the_commands_for_a_key_make_one_that_opendkim_uses(tmp_path: Path) -> None:
+    """The commands of the README make a key that is OpenDKIM's alone, name it in both tables, and show its record."""
+    commands = README.partition("## DKIM\n")[2].split("```\n")[1]
+    assert "/etc/dkimkeys/" in commands
+    done = subprocess.run(
+        ["bash", "-euc", commands.replace("/etc/dkimkeys", str(tmp_path))],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith("mx1._domainkey\tIN\tTXT\t( ")
+    name, value = (tmp_path / "key.table").read_text().split()
+    domain, selector, file = value.split(":")
+    assert (domain, selector) == ("example.com", "mx1")
+    assert (tmp_path / "signing.table").read_text().split() == ["*@example.com", name]
+    key = Path(file)
+    assert (key.owner(), key.stat().st_mode & 0o777) == ("opendkim", 0o600)
+    assert (key.parent.owner(), key.parent.stat().st_mode & 0o777) == ("opendkim", 0o700)
