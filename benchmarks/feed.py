@@ -3,46 +3,58 @@
 The value is a `fairpost-agent` process without limits, with mail for four operators or for one: it claims chunks, writes
 batches ahead (PostgreSQL with fsync), renders each message from its campaign's template, and gives it to Postfix's feed
 service. Its time is from the first claim to the return of the last chunk. The baseline is `smtp-source` with as many
-connections to the same service, each used for all of its messages: it does nothing but send the same octets again and
-again.
-
-`feed_signed` is the agent with four lanes where OpenDKIM signs each message (RSA, 2,048 bits), against the same where
-nobody does.
+connections to the same service, each used for all of its messages: it does nothing but send one such message again and
+again, so that Postfix has the same header fields and lines to work on.
 
 Postfix runs what deploy/postfix holds and discards what it takes; either half begins with an empty queue. Each agent has
 a database of its own; its batches grow from ten messages.
+
+In either half Postfix has a core of its own, and all else the others: the ratio says how busy the agent keeps it. On a
+machine that has but two cores they are then shared too: smtp-source does nothing, so the ratio is Postfix's part of the CPU
+time that a message costs.
+
+`feed_signed` is the agent on shared cores where OpenDKIM signs each message (RSA, 2,048 bits), against the same where nobody
+does.
 """
 
+import os
 import subprocess
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from email.utils import parseaddr
 from functools import partial
+from pathlib import Path
 from typing import Final
 
+import psycopg
+from msgspec import Struct
+
 from benchmarks.measurement import Measurement, Pair, compare
-from benchmarks.steps import OPERATORS, Steps, open_steps
+from benchmarks.steps import OPERATORS, SENDER, Steps, open_steps
 from contract.events import DueEmail, Template
+from smtp_agent.rendering import Content, Recipient, Renderer
 from testbed import Testbed
 from testbed.fleet import Instance
 from testbed.installation import FEED_CONNECTIONS
 from testbed.opendkim import OpenDkim
 from testbed.ports import LOOPBACK
-from testbed.postfix import Postfix
+from testbed.postfix import BOUNCE_DOMAIN, Postfix
 from testbed.processes import find_program, wait_until
 
 NAME: Final = "feed"
+_SIGNED: Final = f"{NAME}_signed"
 _CAMPAIGN: Final = "spring-sale"
-_FROM_DOMAIN: Final = "shop.example"
+_FROM_DOMAIN: Final = parseaddr(SENDER)[1].rpartition("@")[2]
 _MESSAGES: Final = 15_000
-_SIZE: Final = 5_000
-"""Octets of a message, within a few, in either half."""
 _REPEATS: Final = 3
 _TIMEOUT: Final = 120.0
 _PAUSE: Final = 0.1
 """Seconds between two looks whether the agent is done, which take from the CPU time that is measured."""
 
 _LINE: Final = '<tr><td class="line">All that grows and blooms has come to the shop with the spring.</td></tr>\n'
+_OFFER: Final = "offer"
 _TEMPLATE: Final = Template(
     subject="{{ first_name }}, your voucher",
     html=(
@@ -60,45 +72,95 @@ HAVING bool_and(planned = 0 AND instance IS NULL)"""
 _HANDED: Final = "SELECT count(*) FROM messages WHERE state = 'handed'"
 
 
+class _Case(Struct, frozen=True):
+    """What is measured: mail for these operators, and whether all share the cores."""
+
+    name: str
+    operators: Sequence[str]
+    shared: bool
+
+
+_CASES: Final = (
+    _Case(NAME, OPERATORS, shared=False),
+    _Case(f"{NAME}_one_lane", OPERATORS[-1:], shared=False),
+    _Case(f"{NAME}_shared", OPERATORS, shared=True),
+)
+
+
 def measure(testbed: Testbed) -> list[Measurement]:
-    """Messages a second, an agent with four lanes at work and with one, each against smtp-source; and signed."""
+    """Messages a second, an agent with four lanes, with one, and on shared cores, each against smtp-source; and signed."""
+    message = testbed.directory / "message"
+    message.write_bytes(_message())
     opendkim = OpenDkim("bench", testbed.directory / "bench-dkim", [_FROM_DOMAIN])
-    with ExitStack() as stack:
-        stack.callback(opendkim.stop)
+    try:
         opendkim.start()
-        plain = stack.enter_context(_postfix(testbed, "postfix-bench", ""))
-        signed = stack.enter_context(_postfix(testbed, "postfix-signed", opendkim.milter))
         return compare(
-            [NAME, f"{NAME}_one_lane", f"{NAME}_signed"],
+            [*(case.name for case in _CASES), _SIGNED],
             "messages/s",
-            partial(_repeat, testbed, plain, signed),
+            partial(_repeat, testbed, message, opendkim),
             repeats=_REPEATS,
         )
+    finally:
+        opendkim.stop()
 
 
-def _postfix(testbed: Testbed, name: str, milter: str) -> Postfix:
+def _repeat(testbed: Testbed, message: Path, opendkim: OpenDkim, number: int) -> list[Pair]:
+    pairs = [_pair(testbed, message, case, f"{case.name}_{number}") for case in _CASES]
+    return [*pairs, _signed_pair(testbed, opendkim, f"{_SIGNED}_{number}")]
+
+
+def _pair(testbed: Testbed, message: Path, case: _Case, name: str) -> Pair:
+    postfix = _postfix(testbed, name)
+    with _started(testbed, postfix, shared=case.shared):
+        value = _agent_rate(testbed, postfix, case.operators, name)
+        baseline = _MESSAGES / _send(postfix, message)
+        _drain(postfix)
+    return Pair(value, baseline)
+
+
+def _signed_pair(testbed: Testbed, opendkim: OpenDkim, name: str) -> Pair:
+    rates = []
+    for half, milter in ((name, opendkim.milter), (f"{name}_not", "")):
+        postfix = _postfix(testbed, half, milter)
+        with _started(testbed, postfix, shared=True):
+            rates.append(_agent_rate(testbed, postfix, OPERATORS, half))
+    return Pair(*rates)
+
+
+def _postfix(testbed: Testbed, name: str, milter: str = "") -> Postfix:
     discarding = {"default_transport": "discard:"}
-    return Postfix(name, testbed.directory / name, parameters=discarding, milter=milter)
+    return Postfix("postfix-bench", testbed.directory / name, parameters=discarding, milter=milter)
 
 
-def _repeat(testbed: Testbed, plain: Postfix, signed: Postfix, number: int) -> list[Pair]:
-    pairs = []
-    for operators in (OPERATORS, OPERATORS[-1:]):
-        value = _agent_rate(testbed, plain, operators, f"{NAME}_{number}_{len(operators)}")
-        pairs.append(Pair(value, _MESSAGES / _send(plain)))
-        _drain(plain)
-    value = _agent_rate(testbed, signed, OPERATORS, f"{NAME}_{number}_signed")
-    return [*pairs, Pair(value, pairs[0].value)]
-
-
-def _agent_rate(
-    testbed: Testbed, postfix: Postfix, operators: Sequence[str], database: str
-) -> float:
-    with open_steps(testbed, database) as steps:
+def _agent_rate(testbed: Testbed, postfix: Postfix, operators: Sequence[str], name: str) -> float:
+    with open_steps(testbed, name) as steps:
         steps.installation.start_agent(Instance(postfix.name, postfix, fluentd=None))
         rate = _MESSAGES / _hand_over(steps, operators)
     _drain(postfix)
     return rate
+
+
+@contextmanager
+def _started(testbed: Testbed, postfix: Postfix, *, shared: bool) -> Iterator[None]:
+    """Runs Postfix, on a core of its own unless all are shared; a process that is started has the cores of its parent."""
+    cores = os.sched_getaffinity(0)
+    own = {min(cores)}
+    postmaster = _postmaster(testbed)
+    try:
+        os.sched_setaffinity(0, cores if shared else own)
+        with postfix:
+            for pid in (0, postmaster):
+                os.sched_setaffinity(pid, cores if shared else cores - own or own)
+            yield
+    finally:
+        for pid in (0, postmaster):
+            os.sched_setaffinity(pid, cores)
+
+
+def _postmaster(testbed: Testbed) -> int:
+    with psycopg.connect(testbed.postgres.dsn()) as connection:
+        backend = connection.info.backend_pid
+        return int(Path(f"/proc/{backend}/stat").read_text().rpartition(") ")[2].split()[1])
 
 
 def _hand_over(steps: Steps, operators: Sequence[str]) -> float:
@@ -125,7 +187,7 @@ def _email(number: int, operator: str) -> DueEmail:
     return DueEmail(
         user_id=f"user-{number:09d}",
         campaign_id=_CAMPAIGN,
-        email_key="offer",
+        email_key=_OFFER,
         email=f"firstname.lastname.{number:09d}@{operator}.test",
         variables={
             "first_name": "Zoe",
@@ -135,13 +197,22 @@ def _email(number: int, operator: str) -> DueEmail:
     )
 
 
-def _send(postfix: Postfix) -> float:
-    """Sends as many messages by smtp-source; answers how many seconds it took."""
+def _message() -> bytes:
+    """One of the agent's messages, some 5,000 octets, with the line ends of a file."""
+    email = _email(0, OPERATORS[-1])
+    content = Content(_CAMPAIGN, 1, SENDER, None, {_OFFER: _TEMPLATE}, None, {})
+    recipient = Recipient(1, email.user_id, email.email, email.email_key, email.variables)
+    rendered = Renderer(content, BOUNCE_DOMAIN).render(recipient, datetime.now(UTC))
+    return rendered.message.replace(b"\r\n", b"\n")
+
+
+def _send(postfix: Postfix, message: Path) -> float:
+    """Sends the message as often by smtp-source; answers how many seconds it took."""
     began = time.monotonic()
     subprocess.run(
         [
             *(find_program("smtp-source"), "-d", "-N", "-s", str(FEED_CONNECTIONS)),
-            *("-m", str(_MESSAGES), "-l", str(_SIZE)),
+            *("-m", str(_MESSAGES), "-F", str(message)),
             *("-f", f"bench@{postfix.bounce_domain}", "-t", f"bench@{OPERATORS[-1]}.test"),
             f"{LOOPBACK}:{postfix.feed_port}",
         ],
