@@ -137,11 +137,11 @@ class Session:
             return None
         if replies[-1].code == _START_INPUT:
             self.abort()
-        elif isinstance(refusal, Declined):
-            # An smtpd keeps the configuration of its start for as long as its session lasts.
-            await self.close()
-        else:
+        elif isinstance(refusal, Refused):
             await self._say(b"RSET\r\n")
+        else:
+            # An smtpd keeps the configuration of its start, and a milter that it lost, as long as its session lasts.
+            await self.close()
         return refusal
 
     async def _content(self, message: Rendered, after: Rendered | None) -> Verdict:
