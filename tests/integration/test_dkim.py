@@ -10,8 +10,8 @@ import dkim
 import pytest
 
 from contract.events import Template
+from contract.rendering import Content, Recipient, Rendered, Renderer
 from smtp_agent.feed import Feed
-from smtp_agent.rendering import Content, Recipient, Rendered, Renderer
 from smtp_agent.sessions import FeedError
 from smtp_agent.verdicts import Accepted, Declined, Unsent, Verdict
 from testbed import Testbed
