@@ -10,7 +10,9 @@ from mode import CrashingSupervisor
 
 from contract.database import Pool, open_pool
 from contract.events import CAMPAIGNS, DUE_EMAILS, SEND_EMAILS
+from contract.notify import NOBODY, Notifier, telling
 from contract.outage import outlast
+from contract.schema import await_schema
 from processor import campaigns, planning, reservation
 from processor.campaigns import Campaigns
 from processor.consuming import Step, consume, is_outage
@@ -39,19 +41,23 @@ class WorkerApp(faust.App):
     settings: ProcessorSettings
     progress: Progress
     steps: dict[str, str]
+    notifier: Notifier = NOBODY
+    stopping: asyncio.Event
     stall_watch: StallWatch | None = None
 
     async def on_start(self) -> None:
-        """Connects; waits until Kafka is there."""
+        """Connects; waits until the schema and Kafka are there."""
+        self.stopping = asyncio.Event()
         self.pool = await open_pool(
             self.settings.database.get_secret_value(), "fairpost worker", size=4
         )
+        await await_schema(self.pool, "processor")
         self.emitter = Emitter(self.settings.kafka_bootstrap_servers)
         await outlast("kafka", self.emitter.open, is_outage)
         await super().on_start()
 
     async def on_started(self) -> None:
-        """Watches for stalls, once everything runs."""
+        """Watches for stalls and tells the service manager, once everything runs."""
         await super().on_started()
         settings = self.settings
         self.stall_watch = StallWatch(
@@ -62,6 +68,13 @@ class WorkerApp(faust.App):
             limit=settings.stall_seconds,
         )
         self.stall_watch.start()
+        # A step that stands still is the stall watch's; a stuck event loop tells the manager nothing.
+        await self.add_async_context(telling(self.notifier, self._summary, list, self.stopping))
+
+    async def on_stop(self) -> None:
+        """Tells that it ends, before the batches in hand are done."""
+        self.stopping.set()
+        await super().on_stop()
 
     async def on_shutdown(self) -> None:
         """Disconnects, after the steps have stopped."""
@@ -70,6 +83,11 @@ class WorkerApp(faust.App):
             await asyncio.to_thread(self.stall_watch.stop)
         await self.emitter.close()
         await self.pool.close()
+
+    def _summary(self) -> str:
+        if self.stopping.is_set():
+            return "stopping"
+        return f"consumes {len(self.consumer.assignment())} partitions"
 
 
 def create_app(settings: ProcessorSettings, directory: str, partitions: int) -> WorkerApp:
@@ -139,11 +157,13 @@ async def _count_partitions(settings: ProcessorSettings) -> int:
     return max(counts.values(), default=1)
 
 
-def run_worker(settings: ProcessorSettings) -> None:
+def run_worker(settings: ProcessorSettings, notifier: Notifier = NOBODY) -> None:
     """Runs until SIGTERM or SIGINT; ends the process, with code 1 after a fault."""
     with tempfile.TemporaryDirectory(prefix="fairpost-") as directory:
+        app = create_app(settings, directory, asyncio.run(_count_partitions(settings)))
+        app.notifier = notifier
         worker = faust.Worker(
-            create_app(settings, directory, asyncio.run(_count_partitions(settings))),
+            app,
             override_logging=False,
             redirect_stdouts=False,
             quiet=True,

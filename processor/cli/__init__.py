@@ -9,6 +9,7 @@ from confluent_kafka import KafkaException
 
 from contract import console
 from contract.operators import OperatorsError
+from contract.schema import SchemaError
 from contract.settings import load_settings
 from processor.cli import (
     campaigns,
@@ -106,5 +107,6 @@ def main() -> NoReturn:
             DeadLetterError,
             UnknownMessageError,
             OperatorsError,
+            SchemaError,
         ),
     )
