@@ -10,6 +10,7 @@ from mode import CrashingSupervisor
 
 from contract.database import Pool, open_pool
 from contract.events import CAMPAIGNS, DUE_EMAILS, SEND_EMAILS
+from contract.lifetime import live, stop_on_signals
 from contract.notify import NOBODY, Notifier, telling
 from contract.outage import outlast
 from contract.schema import await_schema
@@ -46,12 +47,11 @@ class WorkerApp(faust.App):
     stall_watch: StallWatch | None = None
 
     async def on_start(self) -> None:
-        """Connects; waits until the schema and Kafka are there."""
+        """Connects; waits until Kafka is there."""
         self.stopping = asyncio.Event()
         self.pool = await open_pool(
             self.settings.database.get_secret_value(), "fairpost worker", size=4
         )
-        await await_schema(self.pool, "processor")
         self.emitter = Emitter(self.settings.kafka_bootstrap_servers)
         await outlast("kafka", self.emitter.open, is_outage)
         await super().on_start()
@@ -146,21 +146,35 @@ def _connect(
     app.agent(raw, name=name, concurrency=1)(agent)
 
 
-async def _count_partitions(settings: ProcessorSettings) -> int:
-    """Partitions of the topic that has the most; waits until Kafka is there."""
-    topics = Topics(settings.kafka_bootstrap_servers)
-    counts = await outlast(
-        "kafka",
-        lambda: asyncio.to_thread(topics.count_partitions, settings.topics),
-        lambda error: isinstance(error, TopicsError),
-    )
-    return max(counts.values(), default=1)
+async def _await_services(settings: ProcessorSettings) -> int | None:
+    """Waits until the schema and Kafka are there; partitions of the topic that has the most. None: it is to stop."""
+    counts: dict[str, int] = {}
+
+    async def look() -> None:
+        pool = await open_pool(settings.database.get_secret_value(), "fairpost worker", size=1)
+        try:
+            await await_schema(pool, "processor")
+        finally:
+            await pool.close()
+        topics = Topics(settings.kafka_bootstrap_servers)
+        found = await outlast(
+            "kafka",
+            lambda: asyncio.to_thread(topics.count_partitions, settings.topics),
+            lambda error: isinstance(error, TopicsError),
+        )
+        counts.update(found)
+
+    await live(stop_on_signals(), look(), grace=0)
+    return max(counts.values(), default=None)
 
 
 def run_worker(settings: ProcessorSettings, notifier: Notifier = NOBODY) -> None:
     """Runs until SIGTERM or SIGINT; ends the process, with code 1 after a fault."""
+    partitions = asyncio.run(_await_services(settings))
+    if partitions is None:
+        return
     with tempfile.TemporaryDirectory(prefix="fairpost-") as directory:
-        app = create_app(settings, directory, asyncio.run(_count_partitions(settings)))
+        app = create_app(settings, directory, partitions)
         app.notifier = notifier
         worker = faust.Worker(
             app,
