@@ -48,7 +48,6 @@ class WorkerApp(faust.App):
 
     async def on_start(self) -> None:
         """Connects; waits until Kafka is there."""
-        self.stopping = asyncio.Event()
         self.pool = await open_pool(
             self.settings.database.get_secret_value(), "fairpost worker", size=4
         )
@@ -120,6 +119,7 @@ def create_app(settings: ProcessorSettings, directory: str, partitions: int) -> 
     )
     app.settings = settings
     app.progress = Progress()
+    app.stopping = asyncio.Event()
     steps: list[tuple[str, str, type[Campaigns | Reservation | Planning]]] = [
         (CAMPAIGNS, campaigns.STEP, Campaigns),
         (DUE_EMAILS, reservation.STEP, Reservation),
@@ -148,7 +148,7 @@ def _connect(
 
 async def _await_services(settings: ProcessorSettings) -> int | None:
     """Waits until the schema and Kafka are there; partitions of the topic that has the most. None: it is to stop."""
-    counts: dict[str, int] = {}
+    most: list[int] = []
 
     async def look() -> None:
         pool = await open_pool(settings.database.get_secret_value(), "fairpost worker", size=1)
@@ -157,15 +157,15 @@ async def _await_services(settings: ProcessorSettings) -> int | None:
         finally:
             await pool.close()
         topics = Topics(settings.kafka_bootstrap_servers)
-        found = await outlast(
+        counts = await outlast(
             "kafka",
             lambda: asyncio.to_thread(topics.count_partitions, settings.topics),
             lambda error: isinstance(error, TopicsError),
         )
-        counts.update(found)
+        most.append(max(counts.values(), default=1))
 
     await live(stop_on_signals(), look(), grace=0)
-    return max(counts.values(), default=None)
+    return most[0] if most else None
 
 
 def run_worker(settings: ProcessorSettings, notifier: Notifier = NOBODY) -> None:

@@ -60,6 +60,8 @@ async def run_tracker(settings: ProcessorSettings, notifier: Notifier = NOBODY) 
     publisher = Publisher(settings.kafka_bootstrap_servers)
     try:
         await live(stop, await_schema(pool, "processor"), grace=0)
+        if stop.is_set():
+            return
         pulse = Pulse(time.monotonic)
         log = DeliveryLog(settings)
 
