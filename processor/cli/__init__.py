@@ -8,6 +8,7 @@ import psycopg
 from confluent_kafka import KafkaException
 
 from contract import console
+from contract.help import end_with_exit_codes
 from contract.operators import OperatorsError
 from contract.schema import SchemaError
 from contract.settings import load_settings
@@ -23,6 +24,7 @@ from processor.cli import (
     publish,
     retention,
     sending,
+    status,
     suppressions,
     topics,
     uncertain,
@@ -57,6 +59,7 @@ def cli(context: click.Context, config: Path | None) -> None:
       fairpost publish campaign newsletter.toml
       fairpost publish due-emails contacts.csv
       fairpost campaigns list
+      fairpost status
     """
     context.obj = lambda: load_settings(ProcessorSettings, config)
 
@@ -73,6 +76,7 @@ def print_completion(shell: str) -> None:
 
 
 for command in (
+    status.status,
     processes.worker,
     processes.tracker,
     migrate.migrate,
@@ -91,6 +95,7 @@ for command in (
     log.log,
 ):
     cli.add_command(command)
+end_with_exit_codes(cli)
 
 
 def main() -> NoReturn:
