@@ -10,7 +10,10 @@ from mode import CrashingSupervisor
 
 from contract.database import Pool, open_pool
 from contract.events import CAMPAIGNS, DUE_EMAILS, SEND_EMAILS
+from contract.lifetime import live, stop_on_signals
+from contract.notify import NOBODY, Notifier, telling
 from contract.outage import outlast
+from contract.schema import await_schema
 from processor import campaigns, planning, reservation
 from processor.campaigns import Campaigns
 from processor.consuming import Step, consume, is_outage
@@ -39,6 +42,8 @@ class WorkerApp(faust.App):
     settings: ProcessorSettings
     progress: Progress
     steps: dict[str, str]
+    notifier: Notifier = NOBODY
+    stopping: asyncio.Event
     stall_watch: StallWatch | None = None
 
     async def on_start(self) -> None:
@@ -51,7 +56,7 @@ class WorkerApp(faust.App):
         await super().on_start()
 
     async def on_started(self) -> None:
-        """Watches for stalls, once everything runs."""
+        """Watches for stalls and tells the service manager, once everything runs."""
         await super().on_started()
         settings = self.settings
         self.stall_watch = StallWatch(
@@ -62,6 +67,13 @@ class WorkerApp(faust.App):
             limit=settings.stall_seconds,
         )
         self.stall_watch.start()
+        # A step that stands still is the stall watch's; a stuck event loop tells the manager nothing.
+        await self.add_async_context(telling(self.notifier, self._summary, list, self.stopping))
+
+    async def on_stop(self) -> None:
+        """Tells that it ends, before the batches in hand are done."""
+        self.stopping.set()
+        await super().on_stop()
 
     async def on_shutdown(self) -> None:
         """Disconnects, after the steps have stopped."""
@@ -70,6 +82,11 @@ class WorkerApp(faust.App):
             await asyncio.to_thread(self.stall_watch.stop)
         await self.emitter.close()
         await self.pool.close()
+
+    def _summary(self) -> str:
+        if self.stopping.is_set():
+            return "stopping"
+        return f"consumes {len(self.consumer.assignment())} partitions"
 
 
 def create_app(settings: ProcessorSettings, directory: str, partitions: int) -> WorkerApp:
@@ -102,6 +119,7 @@ def create_app(settings: ProcessorSettings, directory: str, partitions: int) -> 
     )
     app.settings = settings
     app.progress = Progress()
+    app.stopping = asyncio.Event()
     steps: list[tuple[str, str, type[Campaigns | Reservation | Planning]]] = [
         (CAMPAIGNS, campaigns.STEP, Campaigns),
         (DUE_EMAILS, reservation.STEP, Reservation),
@@ -128,22 +146,38 @@ def _connect(
     app.agent(raw, name=name, concurrency=1)(agent)
 
 
-async def _count_partitions(settings: ProcessorSettings) -> int:
-    """Partitions of the topic that has the most; waits until Kafka is there."""
-    topics = Topics(settings.kafka_bootstrap_servers)
-    counts = await outlast(
-        "kafka",
-        lambda: asyncio.to_thread(topics.count_partitions, settings.topics),
-        lambda error: isinstance(error, TopicsError),
-    )
-    return max(counts.values(), default=1)
+async def _await_services(settings: ProcessorSettings) -> int | None:
+    """Waits until the schema and Kafka are there; partitions of the topic that has the most. None: it is to stop."""
+    most: list[int] = []
+
+    async def look() -> None:
+        pool = await open_pool(settings.database.get_secret_value(), "fairpost worker", size=1)
+        try:
+            await await_schema(pool, "processor")
+        finally:
+            await pool.close()
+        topics = Topics(settings.kafka_bootstrap_servers)
+        counts = await outlast(
+            "kafka",
+            lambda: asyncio.to_thread(topics.count_partitions, settings.topics),
+            lambda error: isinstance(error, TopicsError),
+        )
+        most.append(max(counts.values(), default=1))
+
+    await live(stop_on_signals(), look(), grace=0)
+    return most[0] if most else None
 
 
-def run_worker(settings: ProcessorSettings) -> None:
+def run_worker(settings: ProcessorSettings, notifier: Notifier = NOBODY) -> None:
     """Runs until SIGTERM or SIGINT; ends the process, with code 1 after a fault."""
+    partitions = asyncio.run(_await_services(settings))
+    if partitions is None:
+        return
     with tempfile.TemporaryDirectory(prefix="fairpost-") as directory:
+        app = create_app(settings, directory, partitions)
+        app.notifier = notifier
         worker = faust.Worker(
-            create_app(settings, directory, asyncio.run(_count_partitions(settings))),
+            app,
             override_logging=False,
             redirect_stdouts=False,
             quiet=True,

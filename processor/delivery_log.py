@@ -73,10 +73,15 @@ class Continuity:
 
 
 class DeliveryLog:
-    """A member of the trackers' consumer group; it is closed by the one who opened it."""
+    """A member of the trackers' consumer group; it is closed by the one who reads it.
+
+    Attributes:
+        partitions: how many are its own now.
+    """
 
     def __init__(self, settings: ProcessorSettings) -> None:
         self.topic = settings.topic(DELIVERY_LOG)
+        self.partitions = 0
         self._continuity = Continuity()
         self._consumer = Consumer(
             {
@@ -89,7 +94,9 @@ class DeliveryLog:
                 "log_level": 2,
             }
         )
-        self._consumer.subscribe([self.topic], on_assign=self._assigned)
+        self._consumer.subscribe(
+            [self.topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked
+        )
 
     async def read(self) -> tuple[list[Record], list[Gap]]:
         """The next records, none where none came for a moment, and what is missing between them. One call at a time."""
@@ -117,8 +124,12 @@ class DeliveryLog:
         await asyncio.to_thread(self._consumer.close)
 
     def _assigned(self, _: Consumer, partitions: list[TopicPartition]) -> None:
+        self.partitions = len(partitions)
         for partition in partitions:
             self._continuity.forget(partition.partition)
+
+    def _revoked(self, _: Consumer, __: list[TopicPartition]) -> None:
+        self.partitions = 0
 
     async def _begin(self, partitions: set[int]) -> None:
         asked = [TopicPartition(self.topic, partition) for partition in sorted(partitions)]

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from functools import partial
@@ -14,7 +15,10 @@ from msgspec import Struct
 from contract.database import Pool, conninfo, is_outage, open_pool
 from contract.events import DEAD_LETTERS
 from contract.lifetime import live, rest, stop_on_signals
+from contract.notify import NOBODY, Notifier, telling
 from contract.outage import first_line, outlast
+from contract.pulse import Pulse
+from contract.schema import await_schema
 from processor import housekeeping
 from processor.consuming import Record
 from processor.dead_letters import dead_letter
@@ -49,31 +53,47 @@ _HOUSE_TASKS: Final[tuple[tuple[str, float, HouseTask], ...]] = (
 )
 
 
-async def run_tracker(settings: ProcessorSettings) -> None:
+async def run_tracker(settings: ProcessorSettings, notifier: Notifier = NOBODY) -> None:
     """Runs until SIGTERM or SIGINT: finishes the batch in hand, then returns."""
     stop = stop_on_signals()
     pool = await open_pool(settings.database.get_secret_value(), "fairpost tracker", size=6)
     publisher = Publisher(settings.kafka_bootstrap_servers)
     try:
-        await live(
-            stop,
-            _track(settings, pool, publisher, stop),
-            _publish(settings, publisher, stop),
-            *(_every(seconds, task, call, pool, stop) for task, seconds, call in _HOUSE_TASKS),
-        )
+        await live(stop, await_schema(pool, "processor"), grace=0)
+        if stop.is_set():
+            return
+        pulse = Pulse(time.monotonic)
+        log = DeliveryLog(settings)
+
+        def summary() -> str:
+            return f"tracks {log.partitions} partitions"
+
+        async with telling(notifier, summary, pulse.standing, stop):
+            await live(
+                stop,
+                _track(settings, log, pool, publisher, pulse=pulse, stop=stop),
+                _publish(settings, publisher, pulse, stop),
+                *(_every(seconds, task, call, pool, stop) for task, seconds, call in _HOUSE_TASKS),
+            )
     finally:
         await pool.close()
 
 
 async def _track(
-    settings: ProcessorSettings, pool: Pool, publisher: Publisher, stop: asyncio.Event
+    settings: ProcessorSettings,
+    log: DeliveryLog,
+    pool: Pool,
+    publisher: Publisher,
+    *,
+    pulse: Pulse,
+    stop: asyncio.Event,
 ) -> None:
     tracking = Tracking(pool, ZoneInfo(settings.log_timezone))
-    log = DeliveryLog(settings)
     # The next batch is read while this one is written.
     reading = asyncio.create_task(_read(log, tracking))
     try:
         while not stop.is_set():
+            pulse.beat("tracking")
             batch = await reading
             reading = asyncio.create_task(_read(log, tracking))
             if not batch.records:
@@ -119,11 +139,14 @@ async def _bury(
     await outlast("dead letters", publish, lambda error: isinstance(error, OutboxError))
 
 
-async def _publish(settings: ProcessorSettings, publisher: Publisher, stop: asyncio.Event) -> None:
+async def _publish(
+    settings: ProcessorSettings, publisher: Publisher, pulse: Pulse, stop: asyncio.Event
+) -> None:
     """Publishes the outbox whenever this tracker is the one that does."""
     session = _OutboxSession(settings, publisher)
     try:
         while not stop.is_set():
+            pulse.beat("outbox")
             published = await outlast("outbox", session.publish, _is_outbox_outage)
             if published == 0:
                 await rest(stop, WAIT)

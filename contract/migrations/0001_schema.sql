@@ -336,12 +336,6 @@ CREATE TABLE audit (
   subject text NOT NULL,
   details jsonb NOT NULL DEFAULT '{}');
 
--- Which version of each file of functions stands in the database (fairpost migrate --check).
-CREATE TABLE function_files (
-  file text PRIMARY KEY,
-  digest text NOT NULL,
-  applied_at timestamptz NOT NULL DEFAULT now());
-
 -- The processor reads and writes its tables; it makes and drops none, and forgets no dispatch.
 GRANT SELECT ON ALL TABLES IN SCHEMA fairpost TO fairpost_processor;
 GRANT INSERT ON dispatches, audit TO fairpost_processor;
@@ -355,4 +349,5 @@ GRANT UPDATE (sending, changed_at) ON fleet TO fairpost_processor;
 GRANT UPDATE ON fences TO fairpost_processor;
 GRANT DELETE ON chunks, chunk_counts, claims, handovers, claim_turns, fences, fence_messages TO fairpost_processor;
 -- An agent reads what it sends and how fast, and writes nothing but through the functions granted to it.
-GRANT SELECT ON operators, operator_domains, campaigns, handovers, retries TO fairpost_agent;
+GRANT SELECT ON operators, operator_domains, campaigns, handovers, retries, schema_files TO fairpost_agent;
+GRANT USAGE ON SCHEMA fairpost TO fairpost_processor, fairpost_agent;

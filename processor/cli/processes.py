@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
+import os
 
 import click
 from prometheus_client import start_http_server
 
 from contract.console import CommandError, log_to_stderr
+from contract.notify import Notifier
 from processor.cli.session import settings_of
 
 logger = logging.getLogger(__name__)
@@ -19,6 +21,10 @@ def _serve_metrics(host: str, port: int) -> None:
         raise CommandError(
             f"metrics: {host}:{port}: {error.strerror}; set worker_metrics_port, or tracker_metrics_port"
         ) from None
+
+
+def _service_manager() -> Notifier:
+    return Notifier.from_environment(os.environ, os.getpid())
 
 
 @click.command()
@@ -38,7 +44,7 @@ def worker(context: click.Context) -> None:
     if settings.fail_points:
         logger.warning("fail points are set: this worker will kill itself; for tests only")
     _serve_metrics(settings.metrics_host, settings.worker_metrics_port)
-    run_worker(settings)
+    run_worker(settings, _service_manager())
 
 
 @click.command()
@@ -54,4 +60,4 @@ def tracker(context: click.Context) -> None:
     settings = settings_of(context)
     log_to_stderr(settings.log_level)
     _serve_metrics(settings.metrics_host, settings.tracker_metrics_port)
-    asyncio.run(run_tracker(settings))
+    asyncio.run(run_tracker(settings, _service_manager()))

@@ -52,6 +52,7 @@ READS = {
     "log parse",
     "operators list",
     "sending status",
+    "status",
     "suppressions check",
     "suppressions list",
     "topics check",

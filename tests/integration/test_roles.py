@@ -40,8 +40,11 @@ def rights(database: Database, role: str) -> set[tuple[str, str]]:
 
 
 def test_agent_reads_a_few_tables_and_writes_none(database: Database) -> None:
-    """An agent has no rights but to read what it sends, how fast, and what it did."""
-    readable = ("operators", "operator_domains", "campaigns", "handovers", "retries")
+    """An agent has no rights but to read what it sends, how fast, what it did, and which schema there is."""
+    readable = (
+        *("operators", "operator_domains", "campaigns", "handovers", "retries"),
+        "schema_files",
+    )
     assert rights(database, "agent") == {(table, "SELECT") for table in readable}
 
 
