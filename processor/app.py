@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import tempfile
+from collections.abc import Mapping
 from typing import Any, Final
 
 import faust
@@ -19,7 +20,6 @@ from processor.planning import Planning
 from processor.reservation import Reservation
 from processor.settings import ProcessorSettings
 from processor.stall import Lag, Progress, StallWatch
-from processor.topics import Topics, TopicsError
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class WorkerApp(faust.App):
         self.pool = await open_pool(
             self.settings.database.get_secret_value(), "fairpost worker", size=4
         )
-        self.emitter = Emitter(self.settings.kafka_bootstrap_servers)
+        self.emitter = Emitter(self.settings.brokers)
         await outlast("kafka", self.emitter.open, is_outage)
         await super().on_start()
 
@@ -55,7 +55,7 @@ class WorkerApp(faust.App):
         await super().on_started()
         settings = self.settings
         self.stall_watch = StallWatch(
-            Lag(settings.kafka_bootstrap_servers, settings.group("worker")),
+            Lag(settings.brokers, settings.group("worker")),
             lambda: frozenset((tp.topic, tp.partition) for tp in self.consumer.assignment()),
             self.steps,
             self.progress,
@@ -82,7 +82,7 @@ def create_app(settings: ProcessorSettings, directory: str, partitions: int) -> 
     """
     app = WorkerApp(
         settings.group("worker"),
-        broker=[f"kafka://{server}" for server in settings.kafka_bootstrap_servers.split(",")],
+        **settings.brokers.faust(),
         broker_max_poll_records=_POLL_RECORDS,
         broker_session_timeout=6,
         broker_heartbeat_interval=1,
@@ -128,22 +128,16 @@ def _connect(
     app.agent(raw, name=name, concurrency=1)(agent)
 
 
-async def _count_partitions(settings: ProcessorSettings) -> int:
-    """Partitions of the topic that has the most; waits until Kafka is there."""
-    topics = Topics(settings.kafka_bootstrap_servers)
-    counts = await outlast(
-        "kafka",
-        lambda: asyncio.to_thread(topics.count_partitions, settings.topics),
-        lambda error: isinstance(error, TopicsError),
-    )
-    return max(counts.values(), default=1)
+def run_worker(settings: ProcessorSettings, partitions: Mapping[str, int]) -> None:
+    """Runs until SIGTERM or SIGINT; ends the process, with code 1 after a fault.
 
-
-def run_worker(settings: ProcessorSettings) -> None:
-    """Runs until SIGTERM or SIGINT; ends the process, with code 1 after a fault."""
+    Args:
+        settings: of the installation.
+        partitions: how many each topic has.
+    """
     with tempfile.TemporaryDirectory(prefix="fairpost-") as directory:
         worker = faust.Worker(
-            create_app(settings, directory, asyncio.run(_count_partitions(settings))),
+            create_app(settings, directory, max(partitions.values())),
             override_logging=False,
             redirect_stdouts=False,
             quiet=True,

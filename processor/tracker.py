@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
@@ -12,7 +12,7 @@ import psycopg
 from msgspec import Struct
 
 from contract.database import Pool, conninfo, is_outage, open_pool
-from contract.events import DEAD_LETTERS
+from contract.events import DEAD_LETTERS, DELIVERY_LOG
 from contract.lifetime import live, rest, stop_on_signals
 from contract.outage import first_line, outlast
 from processor import housekeeping
@@ -49,15 +49,24 @@ _HOUSE_TASKS: Final[tuple[tuple[str, float, HouseTask], ...]] = (
 )
 
 
-async def run_tracker(settings: ProcessorSettings) -> None:
-    """Runs until SIGTERM or SIGINT: finishes the batch in hand, then returns."""
+async def run_tracker(settings: ProcessorSettings, partitions: Mapping[str, int]) -> None:
+    """Runs until SIGTERM or SIGINT: finishes the batch in hand, then returns.
+
+    Args:
+        settings: of the installation.
+        partitions: how many each topic has.
+
+    Raises:
+        SettingsError: `delivery-log` has more meanwhile.
+    """
     stop = stop_on_signals()
     pool = await open_pool(settings.database.get_secret_value(), "fairpost tracker", size=6)
-    publisher = Publisher(settings.kafka_bootstrap_servers)
+    publisher = Publisher(settings.brokers)
+    log = DeliveryLog(settings, partitions[settings.topic(DELIVERY_LOG)])
     try:
         await live(
             stop,
-            _track(settings, pool, publisher, stop),
+            _track(settings, log, pool, publisher, stop),
             _publish(settings, publisher, stop),
             *(_every(seconds, task, call, pool, stop) for task, seconds, call in _HOUSE_TASKS),
         )
@@ -66,10 +75,13 @@ async def run_tracker(settings: ProcessorSettings) -> None:
 
 
 async def _track(
-    settings: ProcessorSettings, pool: Pool, publisher: Publisher, stop: asyncio.Event
+    settings: ProcessorSettings,
+    log: DeliveryLog,
+    pool: Pool,
+    publisher: Publisher,
+    stop: asyncio.Event,
 ) -> None:
     tracking = Tracking(pool, ZoneInfo(settings.log_timezone))
-    log = DeliveryLog(settings)
     # The next batch is read while this one is written.
     reading = asyncio.create_task(_read(log, tracking))
     try:

@@ -336,6 +336,12 @@ CREATE TABLE audit (
   subject text NOT NULL,
   details jsonb NOT NULL DEFAULT '{}');
 
+-- How many partitions a topic had when it was first read, where promises rest on their number.
+CREATE TABLE topics (
+  topic text PRIMARY KEY,
+  partitions int NOT NULL CHECK (partitions > 0),
+  recorded_at timestamptz NOT NULL DEFAULT now());
+
 -- Which version of each file of functions stands in the database (fairpost migrate --check).
 CREATE TABLE function_files (
   file text PRIMARY KEY,
@@ -345,7 +351,7 @@ CREATE TABLE function_files (
 -- The processor reads and writes its tables; it makes and drops none, and forgets no dispatch.
 GRANT SELECT ON ALL TABLES IN SCHEMA fairpost TO fairpost_processor;
 GRANT INSERT ON dispatches, audit TO fairpost_processor;
-GRANT INSERT, UPDATE ON campaigns, chunks, chunk_counts, dispatch_counts, instances TO fairpost_processor;
+GRANT INSERT, UPDATE ON campaigns, chunks, chunk_counts, dispatch_counts, instances, topics TO fairpost_processor;
 GRANT INSERT, UPDATE, DELETE ON operators, operator_domains, messages, queue_ids, retries TO fairpost_processor;
 GRANT INSERT, DELETE ON pending, outbox, early_statuses, suppressions TO fairpost_processor;
 GRANT UPDATE (reply) ON outbox TO fairpost_processor;

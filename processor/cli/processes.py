@@ -8,6 +8,7 @@ from prometheus_client import start_http_server
 
 from contract.console import CommandError, log_to_stderr
 from processor.cli.session import settings_of
+from processor.partitions import await_partitions
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,8 @@ def worker(context: click.Context) -> None:
     if settings.fail_points:
         logger.warning("fail points are set: this worker will kill itself; for tests only")
     _serve_metrics(settings.metrics_host, settings.worker_metrics_port)
-    run_worker(settings)
+    partitions = asyncio.run(await_partitions(settings))
+    run_worker(settings, partitions)
 
 
 @click.command()
@@ -54,4 +56,5 @@ def tracker(context: click.Context) -> None:
     settings = settings_of(context)
     log_to_stderr(settings.log_level)
     _serve_metrics(settings.metrics_host, settings.tracker_metrics_port)
-    asyncio.run(run_tracker(settings))
+    partitions = asyncio.run(await_partitions(settings))
+    asyncio.run(run_tracker(settings, partitions))

@@ -52,7 +52,7 @@ def campaign(context: click.Context, file: Path) -> None:
     """
     event = _read_campaign(file)
     settings = settings_of(context)
-    [error] = Publisher(settings.kafka_bootstrap_servers).publish(
+    [error] = Publisher(settings.brokers).publish(
         [Emission(settings.topic(CAMPAIGNS), event.campaign_id, event)]
     )
     if error is not None:
@@ -111,7 +111,7 @@ def due_emails(
         for name, value in (("campaign_id", campaign_id), ("email_key", email_key))
         if value is not None
     }
-    publisher = Publisher(settings.kafka_bootstrap_servers)
+    publisher = Publisher(settings.brokers)
     published = bad = 0
     with console.counted_lines(file) as lines:
         for rows in _batches(_reader(file.name, kind)(lines, defaults)):

@@ -1,18 +1,40 @@
 """`fairpost topics`: Kafka's topics."""
 
+from collections.abc import Callable
+from typing import Any
+
 import click
+from msgspec.structs import replace
 
 from contract import console
-from processor.cli.session import json_option, settings_of
-from processor.topics import Topics, topic_specs
+from contract.events import DELIVERY_LOG
+from processor.cli.session import actor, json_option, settings_of, with_database
+from processor.partitions import accept_partitions, find_changes, known_partitions
+from processor.topics import Topics, TopicsError, topic_specs
 
-partitions_option = click.option(
-    "--partitions",
-    type=click.IntRange(1, 10_000),
-    default=12,
-    show_default=True,
-    help="Of the topics that workers share out.",
-)
+_COLUMNS = ("topic", "partitions", "copies", "verdict")
+
+
+def _described(command: Callable[..., None]) -> Callable[..., None]:
+    """The options that say what the topics must be."""
+    for option in (
+        click.option(
+            "--retention-days",
+            type=click.IntRange(1, 365),
+            default=7,
+            show_default=True,
+            help="How long what waits to be read is kept.",
+        ),
+        click.option(
+            "--replication",
+            type=click.IntRange(1, 10),
+            default=3,
+            show_default=True,
+            help="Copies of each; one of them may be away.",
+        ),
+    ):
+        command = option(command)
+    return command
 
 
 @click.group()
@@ -21,24 +43,26 @@ def topics() -> None:
 
 
 @topics.command()
-@partitions_option
 @click.option(
-    "--replication",
-    type=click.IntRange(1, 10),
-    default=3,
+    "--partitions",
+    type=click.IntRange(1, 10_000),
+    default=12,
     show_default=True,
-    help="Copies of each.",
+    help="Of the topics that workers share out; that of delivery-log must not change later.",
 )
+@_described
 @click.pass_context
-def create(context: click.Context, partitions: int, replication: int) -> None:
+def create(context: click.Context, partitions: int, replication: int, retention_days: int) -> None:
     """Create the topics that are missing; the others stay as they are.
 
     \b
     Example: fairpost topics create --partitions 24 --replication 3
     """
     settings = settings_of(context)
-    made = Topics(settings.kafka_bootstrap_servers).create(
-        topic_specs(settings, partitions=partitions), replication=replication
+    made = Topics(settings.brokers).create(
+        topic_specs(
+            settings, partitions=partitions, replication=replication, retention_days=retention_days
+        )
     )
     for name in made:
         click.echo(name)
@@ -46,14 +70,72 @@ def create(context: click.Context, partitions: int, replication: int) -> None:
 
 
 @topics.command()
-@partitions_option
+@_described
 @json_option
 @click.pass_context
-def check(context: click.Context, partitions: int, *, as_json: bool) -> None:
-    """Compare the topics with what they must be; exit code 1 if one is wrong."""
+def check(context: click.Context, replication: int, retention_days: int, *, as_json: bool) -> None:
+    """Compare the topics with what they must be; exit code 1 if one is wrong.
+
+    What is wrong is told with the promise that rests on it and with what mends it. Nothing is changed. Partitions that
+    are right to have: one of campaigns, and of delivery-log those that it had when a worker or tracker first saw it;
+    the others may get more at any time.
+
+    \b
+    Examples:
+      fairpost topics check
+      fairpost topics check --replication 1 --json     (a test installation)
+    """
     settings = settings_of(context)
-    states = Topics(settings.kafka_bootstrap_servers).check(
-        topic_specs(settings, partitions=partitions)
+    kafka = Topics(settings.brokers)
+    states = kafka.check(
+        topic_specs(settings, partitions=1, replication=replication, retention_days=retention_days)
     )
-    console.show(states, as_json=as_json)
-    context.exit(console.FAILED if any(state.complaint for state in states) else 0)
+    known = with_database(settings, lambda connection: known_partitions(connection, settings))
+    counts = {state.topic: state.partitions for state in states if state.partitions}
+    changes = find_changes(settings, counts, known)
+    states = [
+        replace(state, faults=[changes[state.topic], *state.faults])
+        if state.topic in changes
+        else state
+        for state in states
+    ]
+    console.show(states, as_json=as_json, columns=_COLUMNS)
+    for state in states:
+        for fault in state.faults:
+            console.complain(f"{state.topic}: {fault.complaint}. Mend: {fault.mend}")
+    context.exit(console.FAILED if any(state.faults for state in states) else 0)
+
+
+@topics.command()
+@click.pass_context
+def accept(context: click.Context) -> None:
+    """Accept that delivery-log has more partitions than before, which workers and trackers refuse to run with.
+
+    From when partitions were added, a host's lines may stand in two of them, and a tracker may read the later ones
+    first. So what is handed over and not proven at this moment is not given back by any fence, but becomes uncertain,
+    unless its lines come.
+
+    \b
+    Steps:
+      1. Wait until five minutes after the partitions were added: then every Fluentd writes to the new ones.
+      2. fairpost topics accept
+      3. Start the workers and trackers again.
+    """
+    settings = settings_of(context)
+    topic = settings.topic(DELIVERY_LOG)
+    counts = Topics(settings.brokers).count_partitions([topic])
+    if topic not in counts:
+        raise TopicsError(f"topic {topic} is missing: run `fairpost topics create`")
+
+    async def take(connection: Any) -> int | None:
+        if await known_partitions(connection, settings) == counts[topic]:
+            return None
+        return await accept_partitions(connection, settings, counts[topic], actor())
+
+    lost = with_database(settings, take)
+    if lost is None:
+        console.complain(f"{topic}: {counts[topic]} partitions, as before")
+    else:
+        console.complain(
+            f"{topic}: {counts[topic]} partitions from now on; no fence can prove what became of {lost} hand-overs"
+        )

@@ -62,7 +62,7 @@ def bury(settings: ProcessorSettings, *letters: DeadLetter) -> None:
     """Publishes dead letters."""
     topic = settings.topic(DEAD_LETTERS)
     emissions = [Emission(topic, letter.topic, letter) for letter in letters]
-    assert set(Publisher(settings.kafka_bootstrap_servers).publish(emissions)) == {None}
+    assert set(Publisher(settings.brokers).publish(emissions)) == {None}
 
 
 def letter(

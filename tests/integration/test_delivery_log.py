@@ -25,7 +25,7 @@ def publish(settings: ProcessorSettings, lines: Iterable[PostfixLine]) -> None:
     """Lines as Fluentd sends them."""
     topic = settings.topic(DELIVERY_LOG)
     emissions = [Emission(topic, line.instance, line) for line in lines]
-    assert not any(Publisher(settings.kafka_bootstrap_servers).publish(emissions))
+    assert not any(Publisher(settings.brokers).publish(emissions))
 
 
 def delete(settings: ProcessorSettings, partition: int, before: int) -> None:
@@ -56,7 +56,7 @@ async def test_what_was_deleted_unread(settings: ProcessorSettings, topics: Test
     assert partition is not None
     delete(settings, partition, 3)
 
-    first = DeliveryLog(settings)
+    first = DeliveryLog(settings, PARTITIONS)
     records, gaps = await read(first, 5)
     assert gaps == [Gap(partition, 0, 3)]
     await first.commit(records)
@@ -66,14 +66,14 @@ async def test_what_was_deleted_unread(settings: ProcessorSettings, topics: Test
     await first.close()  # these two are not acknowledged
 
     publish(settings, [queued(n) for n in range(5)])
-    second = DeliveryLog(settings)
+    second = DeliveryLog(settings, PARTITIONS)
     records, gaps = await read(second, 7)
     assert ([record.offset for record in records], gaps) == (list(range(8, 15)), [])
     await second.commit(records[:2])
     await second.close()
 
     delete(settings, partition, 13)
-    third = DeliveryLog(settings)
+    third = DeliveryLog(settings, PARTITIONS)
     records, gaps = await read(third, 2)
     assert ([record.offset for record in records], gaps) == ([13, 14], [Gap(partition, 10, 13)])
     await third.close()
