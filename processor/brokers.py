@@ -28,11 +28,11 @@ _FORBIDDEN: Final = frozenset(
 )
 # What does not pass by itself, and the settings to look at.
 _ADVICE: Final = {
-    KafkaError._AUTHENTICATION: "are kafka_sasl_mechanism, _username and _password right?",  # noqa: SLF001  its public name
+    KafkaError._AUTHENTICATION: "are kafka_sasl_username and kafka_sasl_password right?",  # noqa: SLF001  its public name
     KafkaError._SSL: "is kafka_ssl_ca_file right, and is the broker's certificate good?",  # noqa: SLF001
 }
-# librdkafka ends with how often and how late it said so.
-_COUNTS: Final = re.compile(r" \(after \d+ms in state .*\)$")
+# librdkafka begins with the name that it gives the broker, and ends with how often and how late it said so.
+_TOLD: Final = re.compile(r"\w+://(.*?)/\S+: (.*?)(?: \(after \d+ms in state .*\))?")
 
 
 class Brokers(Struct, frozen=True):
@@ -150,7 +150,9 @@ def advise(error: KafkaError) -> str:
     """What to look at after an error."""
     if error.code() in _FORBIDDEN:
         return "may this user do that? (deploy/kafka/README.md)"
-    return _ADVICE.get(error.code(), "is kafka_bootstrap_servers right?")
+    return _ADVICE.get(
+        error.code(), "are kafka_bootstrap_servers and kafka_security_protocol right?"
+    )
 
 
 class Refusal:
@@ -166,7 +168,9 @@ class Refusal:
     def __call__(self, error: KafkaError) -> None:
         """Takes what librdkafka has to tell."""
         if error.code() in _ADVICE:
-            self.reason = f"kafka: {_COUNTS.sub('', error.str())}; {advise(error)}"
+            told = _TOLD.fullmatch(error.str())
+            text = f"{told[1]}: {told[2]}" if told else error.str()
+            self.reason = f"kafka {text}; {advise(error)}"
 
     def ask(self, request: Callable[[], T], poll: Callable[[float], object]) -> T:
         """Asks a broker once.

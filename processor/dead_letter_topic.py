@@ -151,7 +151,7 @@ class DeadLetterTopic:
     def _next(self) -> Message:
         """The next record; errors that pass are only told, librdkafka goes on by itself."""
         end = time.monotonic() + _TIMEOUT
-        reason = "no answer"
+        last = KafkaError(KafkaError._TIMED_OUT)  # noqa: SLF001  its public name
         while (seconds := end - time.monotonic()) > 0:
             message = self._consumer.poll(seconds)
             if message is None:
@@ -159,17 +159,19 @@ class DeadLetterTopic:
             error = message.error()
             if error is None:
                 return message
-            reason = error.str()
+            last = error
             if not passes(error):
                 break
-        raise TopicsError(f"kafka {self._servers}: {reason}; is kafka_bootstrap_servers right?")
+        raise self._away(last)
 
     def _ask(self, request: Callable[[], T]) -> T:
         try:
             return await_answer(lambda: self._refusal.ask(request, self._consumer.poll), _TIMEOUT)
         except KafkaException as error:
-            reason: KafkaError = error.args[0]
-            raise TopicsError(f"kafka {self._servers}: {reason.str()}; {advise(reason)}") from error
+            raise self._away(error.args[0]) from error
+
+    def _away(self, error: KafkaError) -> TopicsError:
+        return TopicsError(f"kafka {self._servers}: {error.str()}; {advise(error)}")
 
     def __enter__(self) -> Self:
         return self

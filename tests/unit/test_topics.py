@@ -1,5 +1,7 @@
 """The topics of an installation: what must be true of each, and what is said of one that is wrong."""
 
+from pathlib import Path
+
 import pytest
 from pydantic import SecretStr
 
@@ -8,6 +10,7 @@ from processor.partitions import find_changes
 from processor.settings import ProcessorSettings
 from processor.topics import TopicSpec, find_faults, topic_specs
 
+README = Path(__file__).parents[2] / "deploy" / "kafka" / "README.md"
 WEEK = 7 * 24 * 3600 * 1000
 
 
@@ -106,6 +109,15 @@ def test_a_wrong_configuration_is_told(
     setting = next(iter(changed)).replace("_", ".")
     assert fault.mend.startswith("kafka-configs.sh --bootstrap-server k:9092 --alter --entity-type")
     assert f"--entity-name {name} --add-config {setting}=" in fault.mend
+
+
+def test_the_rules_are_documented() -> None:
+    """What operators read of the topics names every rule."""
+    text = README.read_text()
+    for topic in topic_specs(installation(), partitions=12):
+        assert topic.name in text
+        for rule in topic.rules:
+            assert f"`{rule.name}`" in text
 
 
 def test_too_few_copies_are_told() -> None:
