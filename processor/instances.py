@@ -114,7 +114,7 @@ SELECT retired_at IS NOT NULL, extract(epoch FROM clock_timestamp() - seen_at)::
 _RETIRE: Final = """
 UPDATE instances SET retired_at = coalesce(retired_at, clock_timestamp()) WHERE instance = %s"""
 _ADOPT: Final = """
-UPDATE instances SET machine_id = '', queue_directory = '', retired_at = NULL WHERE instance = %s"""
+UPDATE instances SET machine_id = '', queue_directory = '', login = NULL, retired_at = NULL WHERE instance = %s"""
 _PAUSE: Final = """
 UPDATE instances SET paused_at = coalesce(paused_at, clock_timestamp()) WHERE instance = %s"""
 _RESUME: Final = "UPDATE instances SET paused_at = NULL WHERE instance = %s"

@@ -1,22 +1,29 @@
 """Postgres by TLS and with passwords: both sides' connections, and servers that must not be believed."""
 
+import asyncio
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import LiteralString
 
 import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
+from pydantic import SecretStr
 
 from contract.database import conninfo, is_outage
+from processor.partitions import await_partitions
 from processor.schema import migrate
+from processor.settings import ProcessorSettings
 from testbed import Testbed
 from testbed.certificates import Authority
 from testbed.installation import run_command
 from testbed.ports import LOOPBACK
 from testbed.postgres import NOBODY, Postgres
+from testbed.processes import wait_until
+from tests.conftest import TestTopics
 from tests.integration.conftest import pool_of
 
 HBA = """\
@@ -45,6 +52,7 @@ class Encrypted:
             "password": SECRET,
             "sslmode": "verify-full",
             "sslrootcert": str(self.authority.certificate),
+            "channel_binding": "require",
             **changed,
         }
         return make_conninfo("", **parts)
@@ -52,7 +60,7 @@ class Encrypted:
 
 @pytest.fixture(scope="module")
 def encrypted(testbed: Testbed) -> Iterator[Encrypted]:
-    """The server, which runs as its own user."""
+    """The server, which runs as its own user; the schema's owner is no superuser."""
     directory = testbed.directory / "encrypted"
     authority = Authority(directory)
     certificate, key = authority.sign("postgres")
@@ -67,16 +75,20 @@ def encrypted(testbed: Testbed) -> Iterator[Encrypted]:
         "hba_file": str(hba),
     }
     with Postgres(directory / "server", fsync=False, settings=settings) as postgres:
+        encrypted = Encrypted(postgres, authority)
         postgres.create_database("fairpost")
-        migrate(postgres.dsn("fairpost"))
-        with psycopg.connect(postgres.dsn(), autocommit=True) as connection:
-            for role, group in (("worker", "fairpost_processor"), ("agent", "fairpost_agent")):
-                connection.execute(
-                    sql.SQL("CREATE ROLE {} LOGIN PASSWORD {} IN ROLE {}").format(
-                        sql.Identifier(role), sql.Literal(SECRET), sql.Identifier(group)
-                    )
-                )
-        yield Encrypted(postgres, authority)
+        change(encrypted, "CREATE ROLE owner LOGIN CREATEROLE PASSWORD {}")
+        change(encrypted, "ALTER DATABASE fairpost OWNER TO owner")
+        migrate(encrypted.dsn("owner"))
+        change(encrypted, "CREATE ROLE worker LOGIN PASSWORD {} IN ROLE fairpost_processor")
+        change(encrypted, "CREATE ROLE agent LOGIN PASSWORD {} IN ROLE fairpost_agent")
+        yield encrypted
+
+
+def change(encrypted: Encrypted, statement: LiteralString, secret: str = SECRET) -> None:
+    """Changes roles, as the superuser; `{}` stands for the secret."""
+    with psycopg.connect(encrypted.postgres.dsn(), autocommit=True) as connection:
+        connection.execute(sql.SQL(statement).format(sql.Literal(secret)))
 
 
 @pytest.mark.parametrize("role", ["worker", "agent"])
@@ -97,7 +109,7 @@ def test_commands_connect_by_tls(encrypted: Encrypted, tmp_path: Path) -> None:
     }
     done = run_command("fairpost", ("campaigns", "list", "--json"), environment)
     assert done.stdout == "[]\n"
-    up_to_date = encrypted.dsn("postgres")
+    up_to_date = encrypted.dsn("owner")
     done = run_command("fairpost", ("migrate", "--check", "--database", up_to_date), {})
     assert done.stderr == "migrate: up to date\n"
 
@@ -105,7 +117,7 @@ def test_commands_connect_by_tls(encrypted: Encrypted, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"sslmode": "disable"}, "no encryption"),
+        ({"sslmode": "disable", "channel_binding": "disable"}, "no encryption"),
         ({"password": "wrong"}, 'password authentication failed for user "worker"'),
         ({"sslrootcert": "other"}, "certificate verify failed"),
         ({"sslrootcert": "/nowhere.pem"}, 'root certificate file "/nowhere.pem" does not exist'),
@@ -136,3 +148,25 @@ async def test_another_name_is_not_believed(encrypted: Encrypted) -> None:
         await psycopg.AsyncConnection.connect(dsn)
     # A process waits for it to be mended, as for an outage.
     assert is_outage(error.value)
+
+
+async def test_a_start_waits_for_the_right_password(
+    encrypted: Encrypted,
+    settings: ProcessorSettings,
+    topics: TestTopics,  # noqa: ARG001  they must be there
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A worker or tracker that Postgres refuses says so once, and goes on when the password is what it has."""
+    dsn = encrypted.dsn("worker", password="another")
+    refused = settings.model_copy(update={"database": SecretStr(dsn)})
+    starting = asyncio.create_task(await_partitions(refused))
+    await asyncio.to_thread(
+        wait_until, lambda: bool(caplog.records), timeout=60, what="the refusal is logged"
+    )
+    [record] = caplog.records
+    assert 'password authentication failed for user "worker"' in record.getMessage()
+    assert "\n" not in record.getMessage()
+    change(encrypted, "ALTER ROLE worker PASSWORD {}", "another")
+    counts = await starting
+    change(encrypted, "ALTER ROLE worker PASSWORD {}")
+    assert counts[settings.topic("campaigns")] == 1
