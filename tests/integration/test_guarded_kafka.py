@@ -20,6 +20,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     ResourcePatternType,
     ResourceType,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
 )
 from pydantic import SecretStr
 
@@ -36,7 +39,7 @@ from testbed.kafka import Guard, Kafka
 from testbed.ports import LOOPBACK, accepts, reserve_port
 from testbed.processes import Process, wait_until
 from tests.conftest import Database
-from tests.integration.conftest import INSTANCE, PATIENCE, Post, fetch_one
+from tests.integration.conftest import INSTANCE, PATIENCE, Post, fetch
 
 ACLS = Path(__file__).parents[2] / "deploy" / "kafka" / "acls.sh"
 PREFIX = "eu."
@@ -253,7 +256,7 @@ async def test_from_due_to_told(
             stdin=due + due.replace(b"hello", b""),
             check=False,
         )
-        await until_planned(post)
+        await until_planned(post, "c", "active")
         await post.hand(1)
         [dispatch_id] = await post.states()
         sender = sender_of(dispatch_id, "bounces.test")
@@ -272,11 +275,15 @@ async def test_from_due_to_told(
         assert password(process.name) not in said
 
 
-async def until_planned(post: Post) -> None:
-    """Waits for a planned message of an active campaign."""
-    query = "SELECT count(*) FROM messages, campaigns WHERE campaigns.state = 'active'"
+PLANNED = """
+SELECT c.state::text FROM messages JOIN chunks USING (chunk_id) JOIN campaigns c USING (campaign_id)
+ WHERE campaign_id = %s"""
+
+
+async def until_planned(post: Post, campaign_id: str, state: str) -> None:
+    """Waits for a message of a campaign that is in this state."""
     async with asyncio.timeout(PATIENCE):
-        while await fetch_one(post.owner, query) == 0:  # noqa: ASYNC110  Postgres tells nobody
+        while (state,) not in await fetch(post.owner, PLANNED, campaign_id):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
 
@@ -361,6 +368,53 @@ def test_publishing_with_a_wrong_password(guarded: Guarded, environment: dict[st
     assert row.startswith("<stdin>:1: not published: kafka ")
     assert "SASL authentication error" in row
     assert total == "published 0 due e-mails, 1 bad rows"
+
+
+def set_password(guarded: Guarded, role: str, secret: str) -> None:
+    """Changes a role's password in Kafka, which asks for it at the next connection."""
+    mechanism = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
+    change = UserScramCredentialUpsertion(f"fairpost-{role}", mechanism, secret.encode())
+    admin = AdminClient({"bootstrap.servers": guarded.kafka.bootstrap_servers, "log_level": 2})
+    for future in admin.alter_user_scram_credentials([change]).values():
+        future.result(30)
+
+
+@pytest.mark.long
+async def test_a_login_that_is_refused_later(
+    guarded: Guarded, environment: dict[str, str], post: Post, start: Starting
+) -> None:
+    """Processes that run already wait, say so, and go on when they are let in again."""
+    worker, tracker = start("worker"), start("tracker")
+    for role in ("worker", "tracker"):
+        set_password(guarded, role, "another")
+    guarded.kafka.stop()
+    guarded.kafka.start()
+    await asyncio.to_thread(
+        wait_until,
+        lambda: "SASL authentication error" in tracker.log.read_text(),
+        timeout=60,
+        what="the tracker says that it is refused",
+    )
+    await asyncio.to_thread(
+        wait_until,
+        lambda: "AuthenticationFailed" in worker.log.read_text(),
+        timeout=60,
+        what="the worker says that it is refused",
+    )
+    for role in ("worker", "tracker"):
+        set_password(guarded, role, password(role))
+    due = b'{"user_id": "u", "campaign_id": "later", "email_key": "k", "email": "a@example.test"}\n'
+    run_command(
+        "fairpost",
+        ("publish", "due-emails", "-", "--format", "jsonl"),
+        environment | guarded.login("producer"),
+        stdin=due,
+    )
+    await until_planned(post, "later", "waiting")
+    said = tracker.log.read_text()
+    assert said.count("SASL authentication error") == 1
+    assert worker.running
+    assert tracker.running
 
 
 @pytest.mark.parametrize("what", ["expired", "untrusted"])
