@@ -1,8 +1,5 @@
 """`fairpost topics`: Kafka's topics."""
 
-from collections.abc import Callable
-from typing import Any
-
 import click
 from msgspec.structs import replace
 
@@ -15,26 +12,21 @@ from processor.topics import Topics, TopicsError, topic_specs
 _COLUMNS = ("topic", "partitions", "copies", "verdict")
 
 
-def _described(command: Callable[..., None]) -> Callable[..., None]:
-    """The options that say what the topics must be."""
-    for option in (
-        click.option(
-            "--retention-days",
-            type=click.IntRange(1, 365),
-            default=7,
-            show_default=True,
-            help="How long what waits to be read is kept.",
-        ),
-        click.option(
-            "--replication",
-            type=click.IntRange(1, 10),
-            default=3,
-            show_default=True,
-            help="Copies of each; one of them may be away.",
-        ),
-    ):
-        command = option(command)
-    return command
+replication_option = click.option(
+    "--replication",
+    type=click.IntRange(1, 10),
+    default=3,
+    show_default=True,
+    help="Copies of each; one of them may be away.",
+)
+
+retention_option = click.option(
+    "--retention-days",
+    type=click.IntRange(1, 365),
+    default=7,
+    show_default=True,
+    help="How long what waits to be read is kept.",
+)
 
 
 @click.group()
@@ -50,7 +42,8 @@ def topics() -> None:
     show_default=True,
     help="Of the topics that workers share out; that of delivery-log must not change later.",
 )
-@_described
+@replication_option
+@retention_option
 @click.pass_context
 def create(context: click.Context, partitions: int, replication: int, retention_days: int) -> None:
     """Create the topics that are missing; the others stay as they are.
@@ -70,7 +63,8 @@ def create(context: click.Context, partitions: int, replication: int, retention_
 
 
 @topics.command()
-@_described
+@replication_option
+@retention_option
 @json_option
 @click.pass_context
 def check(context: click.Context, replication: int, retention_days: int, *, as_json: bool) -> None:
@@ -107,8 +101,9 @@ def check(context: click.Context, replication: int, retention_days: int, *, as_j
 
 
 @topics.command()
+@click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_context
-def accept(context: click.Context) -> None:
+def accept(context: click.Context, *, yes: bool) -> None:
     """Accept that delivery-log has more partitions than before, which workers and trackers refuse to run with.
 
     From when partitions were added, a host's lines may stand in two of them, and a tracker may read the later ones
@@ -126,16 +121,20 @@ def accept(context: click.Context) -> None:
     counts = Topics(settings.brokers).count_partitions([topic])
     if topic not in counts:
         raise TopicsError(f"topic {topic} is missing: run `fairpost topics create`")
-
-    async def take(connection: Any) -> int | None:
-        if await known_partitions(connection, settings) == counts[topic]:
-            return None
-        return await accept_partitions(connection, settings, counts[topic], actor())
-
-    lost = with_database(settings, take)
-    if lost is None:
-        console.complain(f"{topic}: {counts[topic]} partitions, as before")
-    else:
-        console.complain(
-            f"{topic}: {counts[topic]} partitions from now on; no fence can prove what became of {lost} hand-overs"
+    count = counts[topic]
+    known = with_database(settings, lambda connection: known_partitions(connection, settings))
+    if known == count:
+        console.complain(f"{topic}: {count} partitions, as before")
+        return
+    if not yes:
+        click.confirm(
+            f"{topic} had {known} partitions. Were the others added more than five minutes ago?",
+            abort=True,
+            err=True,
         )
+    lost = with_database(
+        settings, lambda connection: accept_partitions(connection, settings, count, actor())
+    )
+    console.complain(
+        f"{topic}: {count} partitions from now on; no fence can prove what became of {lost} hand-overs"
+    )

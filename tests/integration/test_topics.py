@@ -181,7 +181,9 @@ async def test_more_partitions_are_accepted_by_a_person(
     check = await asyncio.to_thread(fairpost, "topics", "check", "--replication", "1")
     assert check.code == 1
     assert "delivery-log: has 3 partitions, must have 2, as before" in check.err
-    accepted = await asyncio.to_thread(fairpost, "topics", "accept")
+    unsure = await asyncio.to_thread(fairpost, "topics", "accept", stdin="n\n")
+    assert unsure.code == 130
+    accepted = await asyncio.to_thread(fairpost, "topics", "accept", "--yes")
     assert accepted.code == 0
     assert (
         "3 partitions from now on; no fence can prove what became of 1 hand-overs" in accepted.err

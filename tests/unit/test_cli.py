@@ -164,7 +164,7 @@ NEED_SETTINGS = [
     ("fairpost", "migrate", "--check"),
     ("fairpost", "topics", "create"),
     ("fairpost", "topics", "check"),
-    ("fairpost", "topics", "accept"),
+    ("fairpost", "topics", "accept", "--yes"),
     ("fairpost", "operators", "list"),
     ("fairpost", "operators", "pause", "gmail"),
     ("fairpost", "instances", "list"),
