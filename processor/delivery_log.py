@@ -110,7 +110,7 @@ class DeliveryLog:
             SettingsError: the topic has more partitions than before.
         """
         messages = await asyncio.to_thread(self._consumer.consume, _BATCH, _WAIT)
-        self._tell_refusal()
+        self._tell_refusal(heard=bool(messages))
         if self._added:
             raise SettingsError(
                 f"topic {self.topic}: has more than {self._partitions} partitions now, and a host's lines are not in order;"
@@ -143,8 +143,11 @@ class DeliveryLog:
             self._continuity.forget(partition.partition)
             self._added |= partition.partition >= self._partitions
 
-    def _tell_refusal(self) -> None:
-        if self._refusal.reason not in {None, self._told}:
+    def _tell_refusal(self, *, heard: bool) -> None:
+        """Once, and again only after Kafka was heard of."""
+        if heard:
+            self._refusal.reason = self._told = None
+        elif self._refusal.reason != self._told:
             self._told = self._refusal.reason
             logger.warning("delivery-log: %s", self._told)
 

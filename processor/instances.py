@@ -166,7 +166,7 @@ async def resume_instance(connection: AsyncConnection[Any], instance: str, actor
 
 
 async def adopt_instance(connection: AsyncConnection[Any], instance: str, actor: str) -> None:
-    """The name moves: the next agent that starts under it binds it to its machine and queue directory.
+    """The name moves: the next agent that starts under it binds it to its machine, queue directory and login.
 
     Raises:
         InstanceError: it is unknown, or its agent is alive.

@@ -52,7 +52,7 @@ class Publisher:
                 self._produce(emission, delivered)
             except KafkaException as error:
                 results[place] = error.args[0].str()
-        # Ends when each was acknowledged or has failed, and only failures are reported.
+        # Ends when each was acknowledged or has failed, and only failures are reported. A refusal does not pass meanwhile.
         while self._producer.flush(_LOOK):
             if self._refusal.reason is not None:
                 self._producer.purge(in_flight=False)
