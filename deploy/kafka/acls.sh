@@ -37,10 +37,12 @@ allow fairpost-producer --operation Write --topic "${p}campaigns" --topic "${p}d
 allow fairpost-consumer --operation Read --topic "${p}delivery-status"
 allow fairpost-consumer --operation Read --group fairpost-consumer
 
-# People: fairpost topics, publish, dead-letters
+# People: fairpost topics, publish, dead-letters, status
 for topic in campaigns due-emails send-emails delivery-log delivery-status dead-letters; do
   allow fairpost-people --operation Create --operation Describe --operation DescribeConfigs --topic "$p$topic"
 done
 allow fairpost-people --operation Write --topic "${p}campaigns" --topic "${p}due-emails" --topic "${p}send-emails" \
   --topic "${p}delivery-log"
-allow fairpost-people --operation Read --topic "${p}dead-letters"
+allow fairpost-people --operation Read --topic "${p}campaigns" --topic "${p}due-emails" --topic "${p}send-emails" \
+  --topic "${p}delivery-log" --topic "${p}dead-letters"
+allow fairpost-people --operation Describe --group "${p}fairpost-worker" --group "${p}fairpost-tracker"

@@ -77,7 +77,7 @@ def check(context: click.Context, replication: int, retention_days: int, *, as_j
     \b
     Examples:
       fairpost topics check
-      fairpost topics check --replication 1 --json     (a test installation)
+      fairpost topics check --replication 1 --json | jq -r '.[] | select(.faults != []) | .topic'
     """
     settings = settings_of(context)
     kafka = Topics(settings.brokers)
@@ -110,11 +110,11 @@ def accept(context: click.Context, *, yes: bool) -> None:
     first. So what is handed over and not proven at this moment is not given back by any fence, but becomes uncertain,
     unless its lines come.
 
+    Do so five minutes after the partitions were added, when every Fluentd writes to the new ones, and start the workers
+    and trackers again then.
+
     \b
-    Steps:
-      1. Wait until five minutes after the partitions were added: then every Fluentd writes to the new ones.
-      2. fairpost topics accept
-      3. Start the workers and trackers again.
+    Example: fairpost topics accept --yes
     """
     settings = settings_of(context)
     topic = settings.topic(DELIVERY_LOG)

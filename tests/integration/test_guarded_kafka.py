@@ -208,6 +208,8 @@ def test_people_check_topics(guarded: Guarded, environment: dict[str, str]) -> N
     people = environment | guarded.login("people")
     checked = run_command("fairpost", ("topics", "check", "--replication", "1"), people)
     assert checked.stderr == ""
+    status = run_command("fairpost", ("status",), people, check=False)
+    assert "authorization" not in (status.stdout + status.stderr).lower()
     producer = environment | guarded.login("producer")
     refused = run_command("fairpost", ("topics", "check"), producer, check=False)
     assert refused.returncode == 1
