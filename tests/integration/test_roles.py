@@ -78,7 +78,7 @@ FUNCTIONS = {
     "worker": {
         *("end_campaigns", "forget", "give_back", "judge_fence", "lose_evidence", "mailbox_forms"),
         *("mailbox_of", "plan", "prune_chunk", "replan", "reserve", "resolve_uncertain"),
-        *("retire_chunk", "see_fence", "sweep", "track"),
+        *("retire_chunk", "see_fence", "suppressing", "sweep", "track"),
     },
     "agent": {
         *("ask_fence", "claim_chunk", "confirm_fence", "give_back", "register_instance", "reject"),
