@@ -60,9 +60,10 @@ async def vitals(post: Post) -> Vitals:
 
 async def register(post: Post, instance: str = INSTANCE) -> None:
     """An agent starts."""
-    await post.owner.execute(
-        "SELECT register_instance(%s, 'm', '/var/spool/postfix', '0.1', true)", (instance,)
-    )
+    async with post.agent.connection() as connection:
+        await connection.execute(
+            "SELECT register_instance(%s, 'm', '/var/spool/postfix', '0.1', true)", (instance,)
+        )
 
 
 async def rows_read(
