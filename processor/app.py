@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import tempfile
+from collections.abc import Mapping
 from typing import Any, Final
 
 import faust
@@ -10,10 +11,8 @@ from mode import CrashingSupervisor
 
 from contract.database import Pool, open_pool
 from contract.events import CAMPAIGNS, DUE_EMAILS, SEND_EMAILS
-from contract.lifetime import live, stop_on_signals
 from contract.notify import NOBODY, Notifier, telling
 from contract.outage import outlast
-from contract.schema import await_schema
 from processor import campaigns, planning, reservation
 from processor.campaigns import Campaigns
 from processor.consuming import Step, consume, is_outage
@@ -22,7 +21,6 @@ from processor.planning import Planning
 from processor.reservation import Reservation
 from processor.settings import ProcessorSettings
 from processor.stall import Lag, Progress, StallWatch
-from processor.topics import Topics, TopicsError
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +49,7 @@ class WorkerApp(faust.App):
         self.pool = await open_pool(
             self.settings.database.get_secret_value(), "fairpost worker", size=4
         )
-        self.emitter = Emitter(self.settings.kafka_bootstrap_servers)
+        self.emitter = Emitter(self.settings.brokers)
         await outlast("kafka", self.emitter.open, is_outage)
         await super().on_start()
 
@@ -60,7 +58,7 @@ class WorkerApp(faust.App):
         await super().on_started()
         settings = self.settings
         self.stall_watch = StallWatch(
-            Lag(settings.kafka_bootstrap_servers, settings.group("worker")),
+            Lag(settings.brokers, settings.group("worker")),
             lambda: frozenset((tp.topic, tp.partition) for tp in self.consumer.assignment()),
             self.steps,
             self.progress,
@@ -99,7 +97,7 @@ def create_app(settings: ProcessorSettings, directory: str, partitions: int) -> 
     """
     app = WorkerApp(
         settings.group("worker"),
-        broker=[f"kafka://{server}" for server in settings.kafka_bootstrap_servers.split(",")],
+        **settings.brokers.faust(),
         broker_max_poll_records=_POLL_RECORDS,
         broker_session_timeout=6,
         broker_heartbeat_interval=1,
@@ -146,35 +144,18 @@ def _connect(
     app.agent(raw, name=name, concurrency=1)(agent)
 
 
-async def _await_services(settings: ProcessorSettings) -> int | None:
-    """Waits until the schema and Kafka are there; partitions of the topic that has the most. None: it is to stop."""
-    most: list[int] = []
+def run_worker(
+    settings: ProcessorSettings, partitions: Mapping[str, int], notifier: Notifier = NOBODY
+) -> None:
+    """Runs until SIGTERM or SIGINT; ends the process, with code 1 after a fault.
 
-    async def look() -> None:
-        pool = await open_pool(settings.database.get_secret_value(), "fairpost worker", size=1)
-        try:
-            await await_schema(pool, "processor")
-        finally:
-            await pool.close()
-        topics = Topics(settings.kafka_bootstrap_servers)
-        counts = await outlast(
-            "kafka",
-            lambda: asyncio.to_thread(topics.count_partitions, settings.topics),
-            lambda error: isinstance(error, TopicsError),
-        )
-        most.append(max(counts.values(), default=1))
-
-    await live(stop_on_signals(), look(), grace=0)
-    return most[0] if most else None
-
-
-def run_worker(settings: ProcessorSettings, notifier: Notifier = NOBODY) -> None:
-    """Runs until SIGTERM or SIGINT; ends the process, with code 1 after a fault."""
-    partitions = asyncio.run(_await_services(settings))
-    if partitions is None:
-        return
+    Args:
+        settings: of the installation.
+        partitions: how many each topic has.
+        notifier: is told how it stands.
+    """
     with tempfile.TemporaryDirectory(prefix="fairpost-") as directory:
-        app = create_app(settings, directory, partitions)
+        app = create_app(settings, directory, max(partitions.values()))
         app.notifier = notifier
         worker = faust.Worker(
             app,

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
@@ -13,12 +13,11 @@ import psycopg
 from msgspec import Struct
 
 from contract.database import Pool, conninfo, is_outage, open_pool
-from contract.events import DEAD_LETTERS
+from contract.events import DEAD_LETTERS, DELIVERY_LOG
 from contract.lifetime import live, rest, stop_on_signals
 from contract.notify import NOBODY, Notifier, telling
 from contract.outage import first_line, outlast
 from contract.pulse import Pulse
-from contract.schema import await_schema
 from processor import housekeeping
 from processor.consuming import Record
 from processor.dead_letters import dead_letter
@@ -53,17 +52,25 @@ _HOUSE_TASKS: Final[tuple[tuple[str, float, HouseTask], ...]] = (
 )
 
 
-async def run_tracker(settings: ProcessorSettings, notifier: Notifier = NOBODY) -> None:
-    """Runs until SIGTERM or SIGINT: finishes the batch in hand, then returns."""
+async def run_tracker(
+    settings: ProcessorSettings, partitions: Mapping[str, int], notifier: Notifier = NOBODY
+) -> None:
+    """Runs until SIGTERM or SIGINT: finishes the batch in hand, then returns.
+
+    Args:
+        settings: of the installation.
+        partitions: how many each topic has.
+        notifier: is told how it stands.
+
+    Raises:
+        SettingsError: `delivery-log` has more meanwhile.
+    """
     stop = stop_on_signals()
     pool = await open_pool(settings.database.get_secret_value(), "fairpost tracker", size=6)
-    publisher = Publisher(settings.kafka_bootstrap_servers)
+    publisher = Publisher(settings.brokers)
+    log = DeliveryLog(settings, partitions[settings.topic(DELIVERY_LOG)])
     try:
-        await live(stop, await_schema(pool, "processor"), grace=0)
-        if stop.is_set():
-            return
         pulse = Pulse(time.monotonic)
-        log = DeliveryLog(settings)
 
         def summary() -> str:
             return f"tracks {log.partitions} partitions"

@@ -153,7 +153,7 @@ class Agent:
         """Serves the operators until it is drained.
 
         Raises:
-            AgentError: the name belongs to another machine or queue.
+            AgentError: the name belongs to another machine, queue or login.
         """
         settings = self._settings
         workshop = Workshop(

@@ -22,6 +22,7 @@ class AgentSettings(Settings):
 
     instance: Annotated[str, Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}$")]
     database: Dsn
+    database_file: Path | None = None
     bounce_domain: Annotated[str, Field(pattern=r"^[a-z0-9-]+(\.[a-z0-9-]+)+$")]
     send_email: Annotated[
         bool,

@@ -65,6 +65,7 @@ READS = {
 CHANGES: dict[str, tuple[str, Action]] = {
     "migrate": ("--database {owner}", Action.MIGRATE),
     "topics create": ("--replication 1 --partitions 1", Action.TOPICS_CREATE),
+    "topics accept": ("--yes", Action.TOPICS_ACCEPT),
     "operators apply": ("{directory}/operators.toml", Action.OPERATORS_APPLY),
     "operators pause": ("gmail", Action.OPERATOR_PAUSE),
     "operators resume": ("gmail", Action.OPERATOR_RESUME),
@@ -139,7 +140,7 @@ async def prepare(post: Post, settings: ProcessorSettings) -> list[int]:
         )
     record = Record(settings.topic(DUE_EMAILS), 0, 17, START, b"{}", b"k")
     letter = Emission(settings.topic(DEAD_LETTERS), DUE_EMAILS, dead_letter(record, "why"))
-    assert Publisher(settings.kafka_bootstrap_servers).publish([letter]) == [None]
+    assert Publisher(settings.brokers).publish([letter]) == [None]
     return lost
 
 
