@@ -159,7 +159,7 @@ async def test_every_command_that_changes_something_is_on_record(
     for command, (words, action) in CHANGES.items():
         if command == "migrate":
             await post.owner.execute(
-                "UPDATE function_files SET digest = '' WHERE file LIKE '%%fences%%'"
+                "UPDATE schema_files SET digest = '' WHERE file LIKE '%%fences%%'"
             )
         if command == "operators apply":
             lost = await prepare(post, settings)

@@ -28,7 +28,6 @@ PROCESSOR = {
     "fence_messages": "SELECT DELETE",
     "fences": "SELECT UPDATE DELETE",
     "fleet": "SELECT",
-    "function_files": "SELECT",
     "handovers": "SELECT DELETE",
     "instances": "SELECT UPDATE",
     "messages": "SELECT INSERT UPDATE DELETE",
@@ -38,13 +37,9 @@ PROCESSOR = {
     "pending": "SELECT INSERT DELETE",
     "queue_ids": "SELECT INSERT DELETE",
     "retries": "SELECT INSERT UPDATE DELETE",
+    "schema_files": "SELECT",
     "suppressions": "SELECT INSERT DELETE",
     "topics": "SELECT INSERT UPDATE",
-    # The migrations' own.
-    "_yoyo_log": "SELECT",
-    "_yoyo_migration": "SELECT",
-    "_yoyo_version": "SELECT",
-    "yoyo_lock": "SELECT",
 }
 """What a worker may do to whole tables."""
 
@@ -53,6 +48,7 @@ AGENT = {
     "operator_domains": "SELECT",
     "operators": "SELECT",
     "retries": "SELECT",
+    "schema_files": "SELECT",
 }
 """What an agent may do to whole tables."""
 
@@ -76,9 +72,17 @@ COLUMNS = {
 
 FUNCTIONS = {
     "worker": {
-        *("end_campaigns", "forget", "give_back", "judge_fence", "lose_evidence", "mailbox_forms"),
-        *("mailbox_of", "plan", "prune_chunk", "replan", "reserve", "resolve_uncertain"),
-        *("retire_chunk", "see_fence", "suppressing", "sweep", "track"),
+        *(
+            "drop_uncertain",
+            "end_campaigns",
+            "forget",
+            "give_back",
+            "judge_fence",
+            "lose_evidence",
+            "mailbox_forms",
+        ),
+        *("mailbox_of", "plan", "prune_chunk", "replan", "reserve"),
+        *("retire_chunk", "see_fence", "send_again", "suppressing", "sweep", "track"),
     },
     "agent": {
         *("ask_fence", "claim_chunk", "confirm_fence", "give_back", "register_instance", "reject"),

@@ -189,8 +189,9 @@ async def test_more_partitions_are_accepted_by_a_person(
         "3 partitions from now on; no fence can prove what became of 1 hand-overs" in accepted.err
     )
     assert await fetch_one(post.owner, proven) == 0
-    assert await fetch(post.owner, "SELECT action, subject, details FROM audit") == [
-        ("topics.accept", settings.topic("delivery-log"), {"partitions": 3})
+    on_record = "SELECT subject, details FROM audit WHERE action = 'topics.accept'"
+    assert await fetch(post.owner, on_record) == [
+        (settings.topic("delivery-log"), {"partitions": 3})
     ]
     check = await asyncio.to_thread(fairpost, "topics", "check", "--replication", "1")
     assert (check.code, check.err) == (0, "")
