@@ -48,6 +48,11 @@ format: setup ## Format and mend what ruff can
 	@$(BIN)/ruff format $(SOURCES)
 	@$(BIN)/ruff check --fix $(SOURCES)
 
+.PHONY: docs
+docs: setup ## The documents that are made from the code
+	@$(BIN)/python -m contract.schemas docs/events
+	@$(BIN)/python -m docs.metrics
+
 .PHONY: lock
 lock: setup ## Exact versions anew, from the ranges in pyproject.toml
 	@$(BIN)/pip-compile --quiet --upgrade --all-extras --generate-hashes --allow-unsafe --strip-extras \

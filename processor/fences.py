@@ -27,7 +27,8 @@ _JUDGE: Final = "SELECT instance, reason, given_back, uncertain FROM judge_fence
 
 # Nobody asks the Postfix of a retired instance any more.
 _UNJUDGED: Final = """
-SELECT count(*), coalesce(extract(epoch FROM clock_timestamp() - min(asked_at)), 0)::float8
+SELECT count(*), coalesce(extract(epoch FROM clock_timestamp() - min(asked_at)), 0)::float8,
+       coalesce(sum((SELECT count(*) FROM fence_messages m WHERE m.fence_token = f.fence_token)), 0)::bigint
   FROM fences f
  WHERE judged_at IS NULL
    AND NOT EXISTS (SELECT FROM instances i WHERE i.instance = f.instance AND i.retired_at IS NOT NULL)"""
@@ -111,6 +112,7 @@ async def observe_fences(connection: AsyncConnection[Any]) -> None:
     if row is not None:
         metrics.FENCES_UNJUDGED.set(row[0])
         metrics.FENCE_AGE.set(row[1])
+        metrics.DOUBTFUL.set(row[2])
 
 
 async def drop_old_fences(connection: AsyncConnection[Any]) -> int:

@@ -1,5 +1,6 @@
 """The topics of an installation: which there must be, and what of them a promise rests on."""
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
 
@@ -130,6 +131,15 @@ class Topics:
         """
         present = self._partitions()
         return {topic: present[topic] for topic in topics if topic in present}
+
+    def retention(self, topic: str) -> float:
+        """For how many seconds the topic keeps a record; infinity: for ever.
+
+        Raises:
+            TopicsError: Kafka does not answer.
+        """
+        milliseconds = int(self._config(topic)["retention.ms"] or -1)
+        return milliseconds / 1000 if milliseconds >= 0 else math.inf
 
     def _partitions(self) -> dict[str, int]:
         topics = self._ask(lambda: self._admin.list_topics(timeout=_TIMEOUT).topics)

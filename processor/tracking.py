@@ -44,10 +44,10 @@ MAX_REPLY: Final = 2_000
 _UNKNOWN_FORMS: Final = UnknownForms()
 _UNREAD_REPLIES: Final = UnreadReplies()
 
-# Lines in the order of the log: answers how many changed a message by state, and under null how many wait. In binary,
-# as a time takes 25 times as long to write in letters.
+# Lines in the order of the log: answers how many changed a message, and without a state how many wait. In binary, as a
+# time takes 25 times as long to write in letters.
 _TRACK: Final = """
-SELECT state, lines
+SELECT operator, state, class, lines, due_to_sent
   FROM track(%b::text[], %b::text[], %b::bigint[], %b::text[]::message_state[], %b::timestamptz[], %b::text[], %b::text[],
              %b::text[])"""
 
@@ -139,6 +139,16 @@ def told_by(line: PostfixLine, now: datetime, tz: tzinfo) -> Told | FenceSeen | 
             return None
 
 
+class _Change(Struct, frozen=True):
+    """How many lines of a kind changed a message; without a state: how many wait for their queue id."""
+
+    operator: str | None
+    state: str | None
+    reply_class: str | None
+    lines: int
+    due_to_sent: list[float] | None
+
+
 class _Origin(Struct, frozen=True):
     source: str = ""
     instance: str = ""
@@ -221,11 +231,8 @@ class Tracking:
     ) -> list[tuple[Record, str]]:
         """Writes what lines told; answers those that could not be used, whose evidence is lost."""
         results, refused = await run_blocks(told, BLOCK_SIZE, self._write)
-        for state, lines in results:
-            if state is None:
-                metrics.EARLY_LINES.inc(lines)
-            else:
-                metrics.OUTCOMES.labels(state).inc(lines)
+        for change in results:
+            _count(change)
         dead = [*unreadable, *((record, why) for (record, _), why in refused)]
         for instance in sorted(filter(None, {log_of(record) for record, _ in dead})):
             async with self._pool.connection() as connection:
@@ -255,7 +262,7 @@ class Tracking:
         except (EventError, ValueError) as error:
             return Unreadable(first_line(error))
 
-    async def _write(self, block: Sequence[tuple[Record, Told]]) -> list[tuple[str | None, int]]:
+    async def _write(self, block: Sequence[tuple[Record, Told]]) -> list[_Change]:
         lines = [told for _, told in block]
         columns = (
             [line.instance for line in lines],
@@ -268,4 +275,18 @@ class Tracking:
             [line.reply for line in lines],
         )
         async with self._pool.connection() as connection:
-            return await (await connection.execute(_TRACK, columns)).fetchall()
+            rows = await (await connection.execute(_TRACK, columns)).fetchall()
+        return [_Change(*row) for row in rows]
+
+
+def _count(change: _Change) -> None:
+    if change.state is None or change.operator is None:
+        metrics.EARLY_LINES.inc(change.lines)
+        return
+    metrics.OUTCOMES.labels(change.operator, change.state, change.reply_class or "").inc(
+        change.lines
+    )
+    sent = metrics.DUE_TO_SENT.labels(change.operator)
+    for seconds in change.due_to_sent or ():
+        # A mail host's clock may be a little late.
+        sent.observe(max(seconds, 0.0))

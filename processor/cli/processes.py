@@ -4,20 +4,21 @@ import asyncio
 import logging
 
 import click
-from prometheus_client import start_http_server
 
+from contract import metrics
 from contract.console import CommandError, log_to_stderr
+from contract.metrics import Process
 from processor.cli.session import settings_of
 
 logger = logging.getLogger(__name__)
 
 
-def _serve_metrics(host: str, port: int) -> None:
+def _serve_metrics(process: Process, host: str, port: int) -> None:
     try:
-        start_http_server(port, host)
+        metrics.serve(process, host, port)
     except OSError as error:
         raise CommandError(
-            f"metrics: {host}:{port}: {error.strerror}; set worker_metrics_port, or tracker_metrics_port"
+            f"metrics: {host}:{port}: {error.strerror}; set {process}_metrics_port"
         ) from None
 
 
@@ -37,7 +38,7 @@ def worker(context: click.Context) -> None:
     log_to_stderr(settings.log_level)
     if settings.fail_points:
         logger.warning("fail points are set: this worker will kill itself; for tests only")
-    _serve_metrics(settings.metrics_host, settings.worker_metrics_port)
+    _serve_metrics(Process.WORKER, settings.metrics_host, settings.worker_metrics_port)
     run_worker(settings)
 
 
@@ -53,5 +54,5 @@ def tracker(context: click.Context) -> None:
 
     settings = settings_of(context)
     log_to_stderr(settings.log_level)
-    _serve_metrics(settings.metrics_host, settings.tracker_metrics_port)
+    _serve_metrics(Process.TRACKER, settings.metrics_host, settings.tracker_metrics_port)
     asyncio.run(run_tracker(settings))

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from fluent.sender import FluentSender
-from prometheus_client import REGISTRY
 
 from contract.events import DELIVERY_LOG, AgentReport, decode_delivery_log
+from contract.metrics import REGISTRIES, Process
 from processor.settings import ProcessorSettings
 from smtp_agent.reporting import Reporter
 from testbed import Testbed
@@ -76,7 +76,7 @@ def counted() -> Callable[[], tuple[float, float]]:
 
     def now() -> list[float]:
         values = [
-            REGISTRY.get_sample_value("fairpost_reports_total", {"result": result})
+            REGISTRIES[Process.AGENT].get_sample_value("fairpost_reports_total", {"result": result})
             for result in ("sent", "dropped")
         ]
         return [value or 0.0 for value in values]
