@@ -13,7 +13,6 @@ from contract.states import FINAL, MessageState
 from processor import metrics
 from processor.fleet import show_sending
 from processor.instances import count_instances
-from processor.overview import STATE_SUMS
 
 CHUNK_STATES: Final = ("held", "claimable", "waiting")
 OPEN_STATES: Final = tuple(state for state in MessageState if state not in FINAL)
@@ -40,10 +39,9 @@ _CAMPAIGNS: Final = "SELECT state, campaigns FROM count_campaigns()"
 
 _MOST_ACTIVE: Final = "SELECT campaign_id, dispatches FROM most_active(%s)"
 
-# A row a chunk of these campaigns.
-_BY_CAMPAIGN: Final = f"""
-SELECT campaign_id, operator, {STATE_SUMS} FROM chunks JOIN chunk_counts USING (chunk_id)
- WHERE campaign_id = ANY (%s) GROUP BY campaign_id, operator"""  # noqa: S608  names of columns, no values
+_BY_CAMPAIGN: Final = (
+    f"SELECT campaign_id, operator, {', '.join(MessageState)} FROM count_by_campaign(%s)"  # noqa: S608  names of columns, no values
+)
 
 
 async def observe(connection: AsyncConnection[Any]) -> None:

@@ -13,8 +13,8 @@ import pytest
 from contract.database import Connection
 from contract.states import MessageState
 from processor.housekeeping import sweep_all
-from processor.observation import observe
 from processor.instances import retire_instance
+from processor.observation import observe
 from processor.operators import replan_moved
 from processor.retention import forget
 from processor.tracking import Tracking
