@@ -13,7 +13,9 @@ from docs.metrics import PAGE, page
 LABELS: st.SearchStrategy[tuple[str, ...]] = st.tuples(
     st.sampled_from("abc"), st.sampled_from(["x", "y z", 'q"\n\\'])
 )
-VALUES = st.dictionaries(LABELS, st.floats(allow_nan=False), max_size=9)
+VALUES: st.SearchStrategy[dict[tuple[str, ...], float]] = st.dictionaries(
+    LABELS, st.floats(allow_nan=False), max_size=9
+)
 
 
 def exported(process: Process) -> set[str]:
@@ -49,7 +51,7 @@ def test_names_follow_the_conventions(one: Declared) -> None:
 
 @given(before=VALUES, after=VALUES)
 def test_what_is_no_longer_told_vanishes(
-    before: dict[tuple[str, ...], float], after: dict[tuple[str, str], float]
+    before: dict[tuple[str, ...], float], after: dict[tuple[str, ...], float]
 ) -> None:
     """After each telling the gauge has the values told, and no other."""
     gauge = Gauge("told", "Told.", ["letter", "word"], registry=CollectorRegistry())
