@@ -8,11 +8,11 @@ import re
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
-from urllib.error import HTTPError
+from urllib.error import HTTPError, URLError
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
-from testbed.ports import LOOPBACK, accepts, reserve_port
+from testbed.ports import LOOPBACK, reserve_port
 from testbed.processes import Process, ServiceError, find_program
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Prometheus:
         )
 
     def start(self) -> None:
-        """Start it; returns when it answers."""
+        """Start it; returns when it is ready for queries."""
         self._directory.mkdir(parents=True, exist_ok=True)
         example = (DEPLOY / "prometheus.yml").read_text()
         text = _TARGETS.sub(lambda match: self._targets_of(int(match[1])), example)
@@ -58,7 +58,7 @@ class Prometheus:
         for rules in DEPLOY.glob("*.rules.yml"):
             text = re.sub(r"interval: \S+", f"interval: {_INTERVAL}", rules.read_text())
             (self._directory / rules.name).write_text(text)
-        self._process.start(lambda: accepts(self.port))
+        self._process.start(self._is_ready)
 
     def stop(self) -> None:
         """Stop it."""
@@ -74,6 +74,13 @@ class Prometheus:
             return list(self._get("query", query=expression)["result"])
         except HTTPError as error:
             raise ServiceError(f"{expression}: {error.read().decode()}") from None
+
+    def _is_ready(self) -> bool:
+        try:
+            with urlopen(f"http://{LOOPBACK}:{self.port}/-/ready"):
+                return True
+        except URLError:
+            return False
 
     def _get(self, path: str, **values: str) -> dict[str, Any]:
         url = f"http://{LOOPBACK}:{self.port}/api/v1/{path}?{urlencode(values)}"

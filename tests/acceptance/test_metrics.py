@@ -1,0 +1,147 @@
+"""Metrics of a fleet at work: real processes, a real Prometheus, and every query of the dashboards."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+
+import contract.outage  # noqa: F401  it declares metrics, as the next two do
+import processor.metrics  # noqa: F401
+import smtp_agent.metrics  # noqa: F401
+from contract.metrics import CATALOGUE, Process
+from testbed.installation import Running
+from testbed.prometheus import Prometheus, promtool
+from tests.acceptance.conftest import House
+
+Build = Callable[..., House]
+
+GRAFANA = Path(__file__).parents[2] / "deploy" / "grafana"
+
+PORTS = {Process.WORKER: 9701, Process.TRACKER: 9702, Process.AGENT: 9703}
+"""Of the targets in deploy/prometheus/prometheus.yml."""
+
+# In a test the values of a minute are there where an hour's are asked for; a range must span a few scrapes.
+RATE_INTERVAL = "1m"
+
+# Queries that answer nothing while all is well.
+SILENT = {
+    "sum by (instance, operation) (fairpost_calls_waiting)",
+}
+
+
+def exported(running: Running) -> str:
+    """What a process's metrics endpoint answers."""
+    with urlopen(f"http://{running.address}:{running.metrics_port}/metrics") as answer:
+        return str(answer.read().decode())
+
+
+def kind_of(name: str) -> Process:
+    """What kind of process has this name in a house."""
+    return Process(name) if name in set(Process) else Process.AGENT
+
+
+@pytest.fixture
+def house(build: Build) -> House:
+    """A fleet of two hosts, of whose mail each kind of outcome comes back."""
+    house = build({"gmail": 6000, "outlook": 6000}, hosts=2)
+    house.start()
+    house.publish_campaign("spring")
+    return house
+
+
+@pytest.fixture
+def prometheus(house: House, tmp_path: Path) -> Iterator[Prometheus]:
+    """A Prometheus that scrapes the house."""
+    targets: dict[int, list[int]] = {}
+    for name, running in house.processes.items():
+        targets.setdefault(PORTS[kind_of(name)], []).append(running.metrics_port)
+    with Prometheus(tmp_path / "prometheus", targets) as prometheus:
+        house.wait_for(
+            lambda: len(prometheus.query("up == 1")) == len(house.processes), "the first scrapes"
+        )
+        yield prometheus
+
+
+def queries() -> Iterator[tuple[str, str]]:
+    """Every query of every dashboard with its panel, the variables put in as Grafana does."""
+    values = {"operator": ".*", "campaign": "spring", "__rate_interval": RATE_INTERVAL}
+    for path in sorted(GRAFANA.glob("*.json")):
+        dashboard: dict[str, Any] = json.loads(path.read_text())
+        for panel in dashboard["panels"]:
+            for target in panel.get("targets", []):
+                expression = re.sub(r"\$(\w+)", lambda m: values[m[1]], target["expr"])
+                yield f"{path.stem}: {panel['title']}", expression
+
+
+def test_every_query_of_the_dashboards_answers(house: House, prometheus: Prometheus) -> None:
+    """While mail flows each panel has data, from the rules that are deployed; so has each variable, and no alert of a fault is on."""
+    asked = list(queries())
+    assert len(asked) > 40
+    waiting = dict.fromkeys(q for q in asked if q[1] not in SILENT)
+    sent = 0
+
+    def all_answered() -> bool:
+        nonlocal sent
+        emails = [
+            f"{kind}user{sent}-{n}@{o}.test"
+            for o in ("gmail", "outlook")
+            for n in range(9)
+            for kind in KINDS
+        ]
+        publish(house, sent, emails)
+        sent += 1
+        for query in list(waiting):
+            if any(is_number(sample) for sample in prometheus.query(query[1])):
+                del waiting[query]
+        return not waiting
+
+    try:
+        house.wait_for(all_answered, "data for every query")
+    finally:
+        assert list(waiting) == []
+    for _, expression in asked:
+        prometheus.query(expression)
+    assert {s["metric"]["operator"] for s in prometheus.query("fairpost_messages")} == {
+        "gmail",
+        "outlook",
+        "other",
+    }
+    assert [s["metric"]["campaign"] for s in prometheus.query("fairpost_campaign_dispatches")] == [
+        "spring"
+    ]
+    on = {s["metric"]["alertname"] for s in prometheus.query('ALERTS{alertstate="firing"}')}
+    assert on <= {"FairpostManyBounces"}
+
+
+KINDS = ("", "", "reject.", "full.", "grey.")
+
+
+def publish(house: House, number: int, emails: list[str]) -> None:
+    """Due e-mails for users that nobody had before."""
+    rows = "".join(f"u{number}-{n},{email},Name {n}\n" for n, email in enumerate(emails))
+    house.installation.fairpost(
+        *("publish", "due-emails", "-", "--campaign", "spring", "--email-key", "offer"),
+        stdin=f"user_id,email,name\n{rows}".encode(),
+    )
+
+
+def is_number(sample: dict[str, Any]) -> bool:
+    """Whether a chart would show it."""
+    return str(sample["value"][1]) != "NaN"
+
+
+def test_promtool_finds_nothing_to_say(house: House) -> None:
+    """What worker, tracker and agent export keeps to Prometheus' conventions, and is what was declared for them."""
+    house.publish_due("spring", ["a@gmail.test", "reject.b@gmail.test"])
+    house.wait_for_states("spring", {"sent": 1, "bounced": 1})
+    for name, running in house.processes.items():
+        text = exported(running)
+        checked = promtool("check", "metrics", stdin=text)
+        assert (checked.returncode, checked.stdout + checked.stderr) == (0, ""), name
+        assert set(re.findall(r"^# TYPE (fairpost_\w+) ", text, re.MULTILINE)) == {
+            one.name for one in CATALOGUE if kind_of(name) in one.of
+        }
