@@ -56,6 +56,7 @@ async def observe(connection: AsyncConnection[Any]) -> None:
     chunks: dict[tuple[str, ...], float] = {}
     messages: dict[tuple[str, ...], float] = {}
     for operator, *numbers in await _rows(connection, _BY_OPERATOR):
+        metrics.DUE_TO_SENT.labels(operator)  # begins at 0
         found = dict(zip((*CHUNK_STATES, *OPEN_STATES), numbers, strict=True))
         chunks |= {(operator, state): found[state] for state in CHUNK_STATES}
         messages |= {(operator, state): found[state] for state in OPEN_STATES}

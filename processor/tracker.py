@@ -195,9 +195,10 @@ async def _measure_topics(settings: ProcessorSettings, stop: asyncio.Event) -> N
 async def _every(
     seconds: float, task: str, call: HouseTask, pool: Pool, stop: asyncio.Event
 ) -> None:
-    """Does a task of the house again and again, so long after the last time."""
-    while not await rest(stop, seconds):
+    """Does a task of the house again and again, so long after the last time; first at once."""
+    while not stop.is_set():
         await _try(task, pool, call)
+        await rest(stop, seconds)
 
 
 async def _try(task: str, pool: Pool, call: HouseTask) -> None:

@@ -255,6 +255,7 @@ class Agent:
             if lane is None:
                 lane = Lane(name, await self._pace(name, limit), workshop)
                 self._lanes[name] = lane
+                metrics.begin_lane(name)
                 task = tasks.create_task(lane.run(), name=f"lane {name}")
                 task.add_done_callback(partial(self._forget, name))
             elif lane.closed:
@@ -270,8 +271,7 @@ class Agent:
         # What a drain was too short for is still told.
         if not self._stopping.is_set():
             del self._lanes[name]
-            for gauge in (metrics.PACE_LIMIT, metrics.PACE_USED, metrics.LANES_WORKING):
-                gauge.remove(name)
+            metrics.end_lane(name)
 
     async def _take_retries_off(self) -> None:
         """What Postfix tried again within the last minute is taken off the lanes' paces."""

@@ -45,10 +45,11 @@ RETRIES_TAKEN_OFF: Final = declare(
     ["operator"],
     of=_AGENT,
 )
+RESULTS: Final = ("accepted", "refused", "declined", "given_back", "in_doubt")
 HANDED_OVER: Final = declare(
     Counter,
     "fairpost_handed_over_total",
-    "Messages given to Postfix, by what it said: accepted, refused, declined, given_back, in_doubt.",
+    f"Messages given to Postfix, by what it said: {', '.join(RESULTS)}.",
     ["operator", "result"],
     of=_AGENT,
     watch="Nearly all accepted. Others: the agent's log says why.",
@@ -119,3 +120,17 @@ FENCE_SECONDS: Final = declare(
     of=_AGENT,
     buckets=(0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
 )
+
+
+def begin_lane(operator: str) -> None:
+    """Begins what is told of a lane at 0, so that its first changes are seen as such."""
+    for metric in (CLAIMS, CLAIM_WAIT, LANES_WORKING, HANDED_OVER_AGAIN, HANDOVER_SECONDS):
+        metric.labels(operator)
+    for result in RESULTS:
+        HANDED_OVER.labels(operator, result)
+
+
+def end_lane(operator: str) -> None:
+    """Takes away what is told of a lane that is there no more; its counters stay."""
+    for gauge in (LANES_WORKING, PACE_LIMIT, PACE_USED):
+        gauge.remove(operator)
