@@ -90,6 +90,11 @@ def counted() -> Callable[[], tuple[float, float]]:
     return since
 
 
+def up() -> float | None:
+    """Whether the metric says that Fluentd takes reports."""
+    return REGISTRIES[Process.AGENT].get_sample_value("fairpost_fluentd_up")
+
+
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What the log warned of."""
     return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
@@ -148,8 +153,10 @@ def test_reports_wait_while_fluentd_is_away(
             for number in range(50):
                 report(reporter, outage * 100 + number)
             wait_until(away(outage), timeout=PATIENCE, what=f"the warning of outage {outage}")
+            assert up() == 0
             fluentd.start()
             wait_for(topics, outage * 50)
+            wait_until(lambda: up() == 1, timeout=PATIENCE, what="the metric")
             fluentd.stop()
     expected = [outage * 100 + number for outage in (1, 2) for number in range(50)]
     assert [report.chunk_id for report in arrived(topics)] == expected
