@@ -3,6 +3,7 @@
 While sending is off, due e-mails wait on their topic for as long as that keeps them, and not longer.
 """
 
+import threading
 import time
 from typing import Final
 
@@ -18,10 +19,11 @@ GROUPS: Final = {"worker": (CAMPAIGNS, DUE_EMAILS, SEND_EMAILS), "tracker": (DEL
 
 
 class Unread:
-    """Measures the topics of all groups, whichever processes run; it is closed by the one who opened it."""
+    """Measures the topics of all groups, whichever processes run, in any thread; closed by the one who opened it."""
 
     def __init__(self, settings: ProcessorSettings) -> None:
         self._settings = settings
+        self._lock = threading.Lock()
         self._topics = Topics(settings.kafka_bootstrap_servers)
         self._lags = {
             group: Lag(settings.kafka_bootstrap_servers, settings.group(group)) for group in GROUPS
@@ -33,6 +35,10 @@ class Unread:
         Raises:
             KafkaException, TopicsError: Kafka does not answer.
         """
+        with self._lock:
+            self._measure()
+
+    def _measure(self) -> None:
         records: dict[tuple[str, ...], float] = {}
         ages: dict[tuple[str, ...], float] = {}
         kept: dict[tuple[str, ...], float] = {}
@@ -45,14 +51,17 @@ class Unread:
             for topic in counts:
                 label = (name_of[topic],)
                 records[label] = sum(place.records for place in places if place.topic == topic)
-                if topic in times or not records[label]:
-                    ages[label] = max(time.time() - times[topic], 0.0) if topic in times else 0.0
+                if not records[label]:
+                    ages[label] = 0.0
+                elif topic in times:
+                    ages[label] = max(time.time() - times[topic], 0.0)
                 kept[label] = self._topics.retention(topic)
         tell_all(metrics.UNREAD, records)
         tell_all(metrics.UNREAD_AGE, ages)
         tell_all(metrics.RETENTION, kept)
 
     def close(self) -> None:
-        """Disconnects."""
-        for lag in self._lags.values():
-            lag.close()
+        """Disconnects, when what is being measured is done."""
+        with self._lock:
+            for lag in self._lags.values():
+                lag.close()
