@@ -27,7 +27,8 @@ demo: setup ## Campaigns through real Kafka, Postgres and Postfix, on this machi
 
 .PHONY: test
 test: setup lint ## All tests, on real services (LONG=1: those too that take minutes each)
-	@$(BIN)/python -m pytest $(if $(LONG),-m "long or not long") tests/unit tests/integration tests/acceptance tests/chaos
+	@$(BIN)/python -m pytest -n $(or $(PROCESSES),3) $(if $(LONG),-m "long or not long") \
+	  tests/chaos tests/acceptance tests/integration tests/unit
 
 .PHONY: chaos
 chaos: setup ## kill -9 while mail flows, and every promise checked (ONLY=processor or agent, SEED=n, SEEDS=n in a row)

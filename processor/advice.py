@@ -26,7 +26,10 @@ _BY_STATE: Final[dict[str, str]] = {
     MessageState.BOUNCED: "read the reply: the operator refused it for good, and it is not sent again",
     MessageState.EXPIRED: f"nothing; if it is still wanted, {_AGAIN}",
     MessageState.REJECTED: f"mend what the reply says, and {_AGAIN}",
-    MessageState.SUPPRESSED: "nothing: its address is on the suppression list",
+    MessageState.SUPPRESSED: (
+        "nothing; if its address should get mail again, `fairpost suppressions remove`, and "
+        + _AGAIN
+    ),
     MessageState.CANCELLED: "nothing: what is cancelled is never sent",
 }
 _OF_CAMPAIGN: Final[dict[str, str]] = {

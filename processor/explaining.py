@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from psycopg import AsyncConnection
 from psycopg.rows import class_row
 
+from contract.addresses import suppression_key
 from contract.envelope import MAX_DISPATCH_ID
 
 
@@ -43,6 +44,15 @@ class FenceOf(Struct, frozen=True):
     reason: str
     asked_at: datetime
     judged_at: datetime | None
+
+
+class SuppressionOf(Struct, frozen=True):
+    """What keeps its campaign's mail from its mailbox now; `campaign_id` is None where no campaign may mail it."""
+
+    since: datetime
+    source: str
+    reason: str
+    campaign_id: str | None
 
 
 class Untold(Struct, frozen=True):
@@ -103,6 +113,7 @@ class Life(Struct, frozen=True):
     handed: list[Handover] = []
     queue_ids: list[QueueId] = []
     fences: list[FenceOf] = []
+    suppressions: list[SuppressionOf] = []
     untold: list[Untold] = []
 
 
@@ -157,11 +168,17 @@ SELECT x.dispatch_id, f.instance, f.reason, f.asked_at, f.judged_at
   FROM fence_messages x JOIN fences f USING (fence_token)
  WHERE x.dispatch_id = ANY (%s) ORDER BY f.asked_at"""
 
+_SUPPRESSIONS: Final = """
+SELECT m.dispatch_id, s.since, s.source::text, s.reason, s.campaign_id
+  FROM messages m JOIN chunks k USING (chunk_id)
+  CROSS JOIN LATERAL suppressing(mailbox_of(m.email, m.mailbox), k.campaign_id) s
+ WHERE m.dispatch_id = ANY (%s) ORDER BY s.since"""
+
 _UNTOLD: Final = """
 SELECT dispatch_id, event_id, status::text, at FROM outbox WHERE dispatch_id = ANY (%s) ORDER BY event_id"""
 
 _OF_EMAIL: Final = """
-WITH found AS MATERIALIZED (SELECT dispatch_id FROM messages WHERE lower(email) = lower(%s))
+WITH found AS MATERIALIZED (SELECT dispatch_id FROM messages WHERE mailbox_of(email, mailbox) = %s)
 SELECT dispatch_id FROM found ORDER BY dispatch_id DESC LIMIT %s"""
 
 # There are few instances: the index is entered once for each of them.
@@ -211,12 +228,12 @@ async def of_queue_id(connection: AsyncConnection[Any], queue_id: str) -> list[L
 
 
 async def of_email(connection: AsyncConnection[Any], email: str, *, limit: int) -> list[Life]:
-    """The messages to an address, upper and lower case alike, the newest first, at most `limit`.
+    """The messages to a mailbox, however its address is written (`suppression_key`), the newest first, at most `limit`.
 
     Raises:
         UnknownMessageError: there is none.
     """
-    values = (email.replace("\0", ""), limit)
+    values = (suppression_key(email.replace("\0", "")), limit)
     rows = await (await connection.execute(_OF_EMAIL, values)).fetchall()
     if not rows:
         raise UnknownMessageError(
@@ -242,6 +259,7 @@ async def _lives(connection: AsyncConnection[Any], dispatch_ids: Sequence[int]) 
         handed = await _parts(connection, _HANDED, ids, Handover)
         queue_ids = await _parts(connection, _QUEUE_IDS, ids, QueueId)
         fences = await _parts(connection, _FENCES, ids, FenceOf)
+        suppressions = await _parts(connection, _SUPPRESSIONS, ids, SuppressionOf)
         untold = await _parts(connection, _UNTOLD, ids, Untold)
     return [
         replace(
@@ -249,6 +267,7 @@ async def _lives(connection: AsyncConnection[Any], dispatch_ids: Sequence[int]) 
             handed=handed[life.dispatch_id],
             queue_ids=queue_ids[life.dispatch_id],
             fences=fences[life.dispatch_id],
+            suppressions=suppressions[life.dispatch_id],
             untold=untold[life.dispatch_id],
         )
         for life in lives

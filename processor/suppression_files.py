@@ -5,31 +5,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Final
 
-from msgspec import Struct
-
-from processor.csv_rows import read_rows, without_bom
+from processor.file_rows import FileRow, read_csv_rows, without_bom
 from processor.suppressions import Suppression, read_suppression
 
 COLUMNS: Final = ("email", "reason", "campaign_id", "since")
 
 
-class Row(Struct, frozen=True):
-    """A row of the file: a suppression, or why it is none.
-
-    Attributes:
-        line: where the row ends, from 1.
-        suppression: None where the row is bad.
-        complaint: None where it is good.
-    """
-
-    line: int
-    suppression: Suppression | None
-    complaint: str | None
-
-
 def read_suppressions(
     lines: Iterable[bytes], *, reason: str, campaign_id: str | None = None
-) -> Iterator[Row]:
+) -> Iterator[FileRow[Suppression]]:
     """A suppression a row; empty lines are passed over.
 
     A first line without an `@` is the header of a CSV file with a column `email` and any of `reason`, `campaign_id` and
@@ -46,16 +30,18 @@ def read_suppressions(
         yield from _read_list(chain([first], lines), reason, campaign_id)
         return
     if (complaint := _header_complaint(first)) is not None:
-        yield Row(1, None, complaint)
+        yield FileRow(1, None, complaint)
         return
-    for row in read_rows(chain([first], lines)):
-        if row.cells is None:
-            yield Row(row.line, None, row.complaint)
+    for row in read_csv_rows(chain([first], lines)):
+        if row.value is None:
+            yield FileRow(row.line, None, row.complaint)
         else:
-            yield _row(row.line, row.cells, reason, campaign_id)
+            yield _row(row.line, row.value, reason, campaign_id)
 
 
-def _read_list(lines: Iterable[bytes], reason: str, campaign_id: str | None) -> Iterator[Row]:
+def _read_list(
+    lines: Iterable[bytes], reason: str, campaign_id: str | None
+) -> Iterator[FileRow[Suppression]]:
     for number, line in enumerate(lines, start=1):
         if email := line.decode("utf-8", "surrogateescape").strip():
             yield _row(number, {"email": email}, reason, campaign_id)
@@ -77,7 +63,9 @@ def _header_complaint(line: bytes) -> str | None:
     return None
 
 
-def _row(line: int, cells: Mapping[str, str], reason: str, campaign_id: str | None) -> Row:
+def _row(
+    line: int, cells: Mapping[str, str], reason: str, campaign_id: str | None
+) -> FileRow[Suppression]:
     given = {name: cell.strip() for name, cell in cells.items() if cell.strip()}
     try:
         suppression = read_suppression(
@@ -87,5 +75,5 @@ def _row(line: int, cells: Mapping[str, str], reason: str, campaign_id: str | No
             since=given.get("since"),
         )
     except ValueError as error:
-        return Row(line, None, str(error))
-    return Row(line, suppression, None)
+        return FileRow(line, None, str(error))
+    return FileRow(line, suppression, None)

@@ -20,4 +20,4 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 REVOKE ALL ON FUNCTION mailbox_of, mailbox_forms, suppressing FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION mailbox_of, mailbox_forms TO fairpost_processor;
+GRANT EXECUTE ON FUNCTION mailbox_of, mailbox_forms, suppressing TO fairpost_processor;

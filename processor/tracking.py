@@ -30,7 +30,7 @@ from processor.blocks import run_blocks
 from processor.consuming import Record
 from processor.delivery_log import Gap
 from processor.fences import judge_fences, lose_all_evidence, lose_evidence, see_fence
-from processor.replies import classify_delivery
+from processor.replies import Verdict, classify_delivery
 from processor.unknown_forms import UnknownForms
 from processor.unread_replies import UnreadReplies
 
@@ -40,9 +40,6 @@ STEP: Final = "tracking"
 BLOCK_SIZE: Final = 5_000
 MAX_REPLY: Final = 2_000
 """Characters of a reply that are kept; a line of Postfix's log holds no more."""
-
-_UNKNOWN_FORMS: Final = UnknownForms()
-_UNREAD_REPLIES: Final = UnreadReplies()
 
 # Lines in the order of the log: answers how many changed a message, and without a state how many wait. In binary, as a
 # time takes 25 times as long to write in letters.
@@ -90,33 +87,29 @@ News = Told | FenceSeen | Unreadable
 _lines_of = cache(metrics.LOG_LINES.labels)
 
 
-def told_by(line: PostfixLine, now: datetime, tz: tzinfo) -> Told | FenceSeen | None:
+def told_by(
+    instance: str, parsed: postfix_log.Line, verdict: Verdict | None, at: datetime
+) -> Told | FenceSeen | None:
     """What a line of an instance's log tells, or None where it tells nothing of a message.
 
     Args:
-        line: the line.
-        now: the time by which the year of a traditional stamp is inferred.
-        tz: the zone of traditional stamps.
+        instance: whose log it is.
+        parsed: the line.
+        verdict: on its reply, where it is one.
+        at: when it was logged.
     """
-    parsed = postfix_log.parse(line.tag, line.message)
-    _lines_of(postfix_log.kind(parsed)).inc()
-    _UNKNOWN_FORMS.see(line.tag, line.message, parsed, now)
-    at = log_header.stamp(line.time, now, tz)
     match parsed:
         case postfix_log.QueueActive():
             return Told(
-                line.instance,
+                instance,
                 parsed.queue_id,
                 dispatch_of(parsed.sender),
                 MessageState.QUEUED,
                 at,
             )
         case postfix_log.Delivery():
-            verdict = classify_delivery(parsed)
-            if verdict is not None:
-                _UNREAD_REPLIES.count(verdict, parsed.text, parsed.recipient, now)
             return Told(
-                line.instance,
+                instance,
                 parsed.queue_id,
                 None,
                 MessageState(parsed.status),
@@ -126,10 +119,10 @@ def told_by(line: PostfixLine, now: datetime, tz: tzinfo) -> Told | FenceSeen | 
                 parsed.text[:MAX_REPLY],
             )
         case postfix_log.Fence():
-            return FenceSeen(line.instance, parsed.token)
+            return FenceSeen(instance, parsed.token)
         case postfix_log.Expired():
             return Told(
-                line.instance,
+                instance,
                 parsed.queue_id,
                 dispatch_of(parsed.sender),
                 MessageState.EXPIRED,
@@ -176,6 +169,8 @@ class Tracking:
     def __init__(self, pool: Pool, tz: tzinfo) -> None:
         self._pool = pool
         self._tz = tz
+        self._unknown_forms = UnknownForms()
+        self._unread_replies = UnreadReplies()
 
     def read(self, records: Sequence[Record], now: datetime) -> list[tuple[Record, News]]:
         """What the records of a batch say, those that say nothing left out; without I/O, in any thread."""
@@ -258,9 +253,20 @@ class Tracking:
             if isinstance(line, AgentReport):
                 metrics.AGENT_REPORTS.labels(line.event).inc()
                 return None
-            return told_by(line, now, self._tz)
+            return self._told(line, now)
         except (EventError, ValueError) as error:
             return Unreadable(first_line(error))
+
+    def _told(self, line: PostfixLine, now: datetime) -> Told | FenceSeen | None:
+        parsed = postfix_log.parse(line.tag, line.message)
+        _lines_of(postfix_log.kind(parsed)).inc()
+        self._unknown_forms.see(line.tag, line.message, parsed, now)
+        verdict = None
+        if isinstance(parsed, postfix_log.Delivery):
+            verdict = classify_delivery(parsed)
+            if verdict is not None:
+                self._unread_replies.count(verdict, parsed.text, parsed.recipient, now)
+        return told_by(line.instance, parsed, verdict, log_header.stamp(line.time, now, self._tz))
 
     async def _write(self, block: Sequence[tuple[Record, Told]]) -> list[_Change]:
         lines = [told for _, told in block]

@@ -233,6 +233,10 @@ def _story(life: Explained) -> str:
             f" {'judged ' + _at(each.judged_at) if each.judged_at else 'not judged yet'}"
             for each in life.fences
         ),
+        "suppressed": "; ".join(
+            f"{each.campaign_id or 'every campaign'} since {_at(each.since)} by {each.source}: {each.reason}"
+            for each in life.suppressions
+        ),
         "state": " ".join(
             (
                 life.state,
@@ -245,7 +249,7 @@ def _story(life: Explained) -> str:
         "next": life.next,
     }
     head = f"dispatch {life.dispatch_id}: {life.email_key} of {life.campaign_id} for {life.user_id} <{life.email or ''}>"
-    lines = [head, *(f"  {name:9} {text.strip()}" for name, text in told.items() if text)]
+    lines = [head, *(f"  {name:10} {text.strip()}" for name, text in told.items() if text)]
     return "\n".join(line if line.isprintable() else repr(line)[1:-1] for line in lines)
 
 

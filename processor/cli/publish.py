@@ -14,14 +14,16 @@ from contract.events import (
     CAMPAIGNS,
     DUE_EMAILS,
     CampaignEvent,
+    DueEmail,
     EventError,
     campaign_event_type,
 )
 from contract.outage import first_line
 from processor.campaigns import read_campaign_event
 from processor.cli.session import settings_of
-from processor.due_files import Row, read_csv, read_json_lines
+from processor.due_files import read_csv, read_json_lines
 from processor.emitting import Emission
+from processor.file_rows import FileRow
 from processor.publishing import Publisher
 
 BATCH: Final = 5_000
@@ -119,7 +121,7 @@ def due_emails(
                 if row.complaint is not None:
                     bad += 1
                     console.complain(f"{file.name}:{row.line}: {row.complaint}")
-            good = [(row.line, row.event) for row in rows if row.event is not None]
+            good = [(row.line, row.value) for row in rows if row.value is not None]
             results = publisher.publish(
                 [Emission(settings.topic(DUE_EMAILS), e.user_id, e) for _, e in good]
             )
@@ -135,15 +137,15 @@ def due_emails(
 
 def _reader(
     name: str, kind: str | None
-) -> Callable[[Iterable[bytes], Mapping[str, str]], Iterator[Row]]:
+) -> Callable[[Iterable[bytes], Mapping[str, str]], Iterator[FileRow[DueEmail]]]:
     json_lines = name.lower().endswith((".jsonl", ".ndjson", ".json"))
     if kind == "jsonl" or (kind is None and json_lines):
         return read_json_lines
     return read_csv
 
 
-def _batches(rows: Iterator[Row]) -> Iterator[list[Row]]:
-    batch: list[Row] = []
+def _batches(rows: Iterator[FileRow[DueEmail]]) -> Iterator[list[FileRow[DueEmail]]]:
+    batch: list[FileRow[DueEmail]] = []
     for row in rows:
         batch.append(row)
         if len(batch) == BATCH:

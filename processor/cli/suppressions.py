@@ -123,7 +123,7 @@ def import_(
                 for row in block:
                     if row.complaint is not None:
                         console.complain(f"{name}:{row.line}: {row.complaint}")
-                good = [row.suppression for row in block if row.suppression is not None]
+                good = [row.value for row in block if row.value is not None]
                 new = await import_block(connection, good, actor(), name) if good else 0
                 added, again, bad = (
                     added + new,

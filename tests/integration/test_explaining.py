@@ -12,6 +12,7 @@ from contract.database import Connection, Pool
 from contract.envelope import sender_of
 from contract.events import DELIVERY_LOG, PostfixLine
 from processor.explaining import Life, of_dispatch, of_email, of_queue_id
+from processor.suppressions import Suppression, add
 from processor.tracking import Tracking
 from tests.integration.conftest import (
     INSTANCE,
@@ -185,14 +186,32 @@ async def test_by_queue_id(post: Post) -> None:
 
 
 async def test_by_address(post: Post) -> None:
-    """All messages to an address are found, the newest first, whatever its case."""
+    """All messages to a mailbox are found, the newest first, however its address is written."""
     await post.apply(scheduled(), scheduled("d"))
     dispatch_ids = await post.plan([due(1), due(2), due(1, "d")])
     async with post.worker.connection() as connection:
         found = await of_email(connection, "USER1@Example.Test", limit=5)
         assert [life.dispatch_id for life in found] == [dispatch_ids[2], dispatch_ids[0]]
-        [newest] = await of_email(connection, "user1@example.test", limit=1)
+        [newest] = await of_email(connection, '"user1"@example.test', limit=1)
         assert newest.dispatch_id == dispatch_ids[2]
+
+
+async def test_suppressions(post: Post) -> None:
+    """What keeps mail from an address is told: of its campaign and of any, and nobody else's; a hard bounce is told too."""
+    await post.apply(scheduled(), scheduled("d"))
+    bounced, spared = await post.plan([due(1), due(2)])
+    await post.hand(1)
+    async with post.worker.connection() as connection:
+        for campaign_id, reason in (("c", "asked us"), ("d", "of another campaign")):
+            await add(connection, [Suppression("user1@example.test", campaign_id, reason)], "ben")
+    await track(post, bounced, QUEUE_ID, GONE)
+    life = await life_of(post.worker, bounced)
+    assert [(each.source, each.campaign_id) for each in life.suppressions] == [
+        ("person", "c"),
+        ("bounce", None),
+    ]
+    assert life.suppressions[0].reason == "asked us"
+    assert (await life_of(post.worker, spared)).suppressions == []
 
 
 # ------------------------------------------------------------------ the command
@@ -208,7 +227,7 @@ async def test_for_people(post: Post, explain: Callable[..., Any]) -> None:
     assert (told.code, told.err) == (0, "")
     head, *lines = told.out.decode().splitlines()
     assert head == f"dispatch {dispatch_id}: hello of c for user1 <user1@example.test>"
-    assert [line[2:11].strip() for line in lines] == [
+    assert [line[2:12].strip() for line in lines] == [
         "planned",
         "handed",
         "queue id",
@@ -282,6 +301,7 @@ async def test_indexes_lead_there(post: Post) -> None:
         (explaining._HANDED, dispatch_ids[:1]),  # noqa: SLF001
         (explaining._QUEUE_IDS, dispatch_ids[:1]),  # noqa: SLF001
         (explaining._FENCES, dispatch_ids[:1]),  # noqa: SLF001
+        (explaining._SUPPRESSIONS, dispatch_ids[:1]),  # noqa: SLF001
         (explaining._OF_QUEUE_ID, QUEUE_ID),  # noqa: SLF001
     ):
         plan = "\n".join(line for (line,) in await fetch(post.owner, f"EXPLAIN {query}", value))
@@ -292,5 +312,6 @@ async def test_indexes_lead_there(post: Post) -> None:
             "handovers",
             "queue_ids",
             "fence_messages",
+            "suppressions",
         ):
             assert f"Seq Scan on {table}" not in plan, plan

@@ -29,8 +29,10 @@ from smtp_agent.rendering import Recipient
 from testbed.mailbox import MailboxOperator
 from testbed.ports import LOOPBACK
 from testbed.postfix import Postfix
+from testbed.processes import wait_until
 from tests.conftest import Database
 from tests.integration.conftest import (
+    PATIENCE,
     House,
     arrived,
     due,
@@ -46,13 +48,21 @@ BODY = b"Subject: Hi\r\n\r\nHello\r\n"
 @pytest.fixture(autouse=True)
 def untouched(house: House) -> Iterator[None]:
     """No test sees another's mail, as dispatches are numbered anew in each, nor that it rotated the log."""
-    let_rotation_pass(house.instance.log)
+    let_rotation_pass(house.instance.postfix)
     yield
     remove(house.instance.postfix, "ALL")
 
 
-def let_rotation_pass(log: Path) -> None:
-    """Makes the last rotation of the log a minute old."""
+def let_rotation_pass(postfix: Postfix) -> None:
+    """Makes the last rotation of the log a minute old, as soon as Postfix writes to the new file only."""
+    log = postfix.log
+    command = ["postlog", "-c", str(postfix.config_directory), "rotated"]
+
+    def writes_there() -> bool:
+        subprocess.run(command, check=True, capture_output=True)
+        return log.stat().st_size > 0
+
+    wait_until(writes_there, timeout=PATIENCE, what="a line in the new log")
     past = time.time() - 61
     for rotated in log.parent.glob(f"{log.name}.*"):
         os.utime(rotated, (past, past))
@@ -304,7 +314,7 @@ async def test_the_log_is_rotated(
     postfix = house.instance.postfix
     if when == "long before":
         await asyncio.to_thread(postfix.rotate_log)
-        let_rotation_pass(house.instance.log)
+        let_rotation_pass(house.instance.postfix)
     _, batch, ids = await written_ahead(house, "a", "b")
     client = Client(house)
     client.send(batch.recipients[0])

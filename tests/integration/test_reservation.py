@@ -329,6 +329,6 @@ async def terminated(testbed: Testbed, database: Database) -> AsyncIterator[None
     del testbed
     async with pool_of(database.owner, 1) as pool, pool.connection() as connection:
         await connection.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'worker'"
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE usename = 'worker'"
         )
         yield

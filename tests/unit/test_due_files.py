@@ -10,13 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.events import DueEmail, encode
-from processor.due_files import Row, read_csv, read_json_lines
+from processor.due_files import read_csv, read_json_lines
+from processor.file_rows import FileRow
 
 DEFAULTS = {"campaign_id": "spring", "email_key": "offer"}
-Reader = Callable[[Iterable[bytes], Mapping[str, str]], Iterator[Row]]
+Reader = Callable[[Iterable[bytes], Mapping[str, str]], Iterator[FileRow[DueEmail]]]
 
 
-def rows(read: Reader, file: bytes, defaults: Mapping[str, str] = DEFAULTS) -> list[Row]:
+def rows(
+    read: Reader, file: bytes, defaults: Mapping[str, str] = DEFAULTS
+) -> list[FileRow[DueEmail]]:
     """The rows of a file."""
     return list(read(io.BytesIO(file), defaults))
 
@@ -60,29 +63,29 @@ HEADER = b"user_id,email,name\n"
 def test_a_row_of_csv(cells: bytes, name: str) -> None:
     """Columns that are no field of a due e-mail are its variables; quoting is RFC 4180's."""
     [row] = rows(read_csv, HEADER + cells)
-    assert (row.event, row.complaint) == (ann(name=name), None)
+    assert (row.value, row.complaint) == (ann(name=name), None)
 
 
 def test_columns_go_before_defaults() -> None:
     """A row's own campaign counts, the default where its cell is empty."""
     file = b"user_id,email,campaign_id,not_after\nu1,a@b,winter,2026-05-01T08:00:00Z\nu2,a@b,,\n"
     first, second = rows(read_csv, file)
-    assert first.event is not None
-    assert second.event is not None
-    assert (first.event.campaign_id, first.event.not_after is None) == ("winter", False)
-    assert (second.event.campaign_id, second.event.not_after) == ("spring", None)
+    assert first.value is not None
+    assert second.value is not None
+    assert (first.value.campaign_id, first.value.not_after is None) == ("winter", False)
+    assert (second.value.campaign_id, second.value.not_after) == ("spring", None)
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_column() -> None:
     """Spreadsheets write one before the header."""
     [row] = rows(read_csv, b"\xef\xbb\xbf" + HEADER + b"u1,ann@shop.test,Ann\n")
-    assert row.event == ann(name="Ann")
+    assert row.value == ann(name="Ann")
 
 
 def test_spaces_around_the_names_of_columns_do_not_count() -> None:
     """A header typed by hand is understood."""
     [row] = rows(read_csv, b" user_id , email , name \nu1,ann@shop.test,Ann\n")
-    assert row.event == ann(name="Ann")
+    assert row.value == ann(name="Ann")
 
 
 @pytest.mark.parametrize(
@@ -148,7 +151,7 @@ def test_what_the_csv_module_writes_is_read(table: list[tuple[str, str]], end: s
         writer.writerow(["u1", "ann@shop.test", x, y])
         ends.append(file.getvalue().count("\n"))
     found = rows(read_csv, file.getvalue().encode())
-    assert [row.event for row in found] == [ann(x=x, y=y) for x, y in table]
+    assert [row.value for row in found] == [ann(x=x, y=y) for x, y in table]
     assert [row.line for row in found] == ends
 
 
@@ -205,10 +208,10 @@ def test_fields_go_before_defaults_in_json_too() -> None:
         for more in ({"campaign_id": "winter"}, {}, {"campaign_id": None})
     )
     first, second, third = rows(read_json_lines, own + lacking + null)
-    assert first.event is not None
-    assert second.event is not None
-    assert (first.event.campaign_id, second.event.campaign_id) == ("winter", "spring")
-    assert second.event.variables == {"n": 2**70}
+    assert first.value is not None
+    assert second.value is not None
+    assert (first.value.campaign_id, second.value.campaign_id) == ("winter", "spring")
+    assert second.value.variables == {"n": 2**70}
     assert third.complaint == "Expected `str`, got `null` - at `$.campaign_id`"
 
 
@@ -218,11 +221,11 @@ def test_no_bytes_stop_a_json_file(file: bytes) -> None:
     assert_told(rows(read_json_lines, file), file.count(b"\n") + 1)
 
 
-def assert_told(found: list[Row], lines: int) -> None:
+def assert_told(found: list[FileRow[DueEmail]], lines: int) -> None:
     """Rows are in order, and have an event or a complaint of one line."""
     assert [row.line for row in found] == sorted(row.line for row in found)
     for row in found:
         assert 1 <= row.line <= lines
-        assert (row.event is None) != (row.complaint is None)
+        assert (row.value is None) != (row.complaint is None)
         if row.complaint is not None:
             assert len(row.complaint.splitlines()) == 1

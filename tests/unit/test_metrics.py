@@ -37,7 +37,7 @@ def test_the_page_is_that_of_the_code() -> None:
         assert len(re.findall(rf"^\| `{one.name}[{{`]", page(), re.MULTILINE)) == 1
 
 
-@pytest.mark.parametrize("one", CATALOGUE, ids=lambda one: one.name)
+@pytest.mark.parametrize("one", sorted(CATALOGUE, key=str), ids=lambda one: one.name)
 def test_names_follow_the_conventions(one: Declared) -> None:
     """Ours, with the base unit last, `_total` on counters and on nothing else, and a help that is a sentence."""
     assert re.fullmatch(r"fairpost(_[a-z0-9]+)+", one.name)

@@ -8,18 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from processor.suppression_files import COLUMNS, Row, read_suppressions
+from processor.file_rows import FileRow
+from processor.suppression_files import COLUMNS, read_suppressions
 from processor.suppressions import MAX_REASON, Suppression
 
 
-def rows(file: bytes, campaign_id: str | None = None) -> list[Row]:
+def rows(file: bytes, campaign_id: str | None = None) -> list[FileRow[Suppression]]:
     """The rows of a file."""
     return list(read_suppressions(io.BytesIO(file), reason="a test", campaign_id=campaign_id))
 
 
 def mailboxes(file: bytes) -> list[str]:
     """The mailboxes of a file that has no bad row."""
-    return [row.suppression.mailbox for row in rows(file) if row.suppression is not None]
+    return [row.value.mailbox for row in rows(file) if row.value is not None]
 
 
 # ------------------------------------------------------------------ lists
@@ -38,7 +39,7 @@ def mailboxes(file: bytes) -> list[str]:
 )
 def test_an_address_a_line(file: bytes) -> None:
     """Addresses, a line each, with or without the header; blank lines and space around them do not matter."""
-    assert [row.suppression for row in rows(file)] == [
+    assert [row.value for row in rows(file)] == [
         Suppression("ann@shop.test", None, "a test"),
         Suppression("ben@shop.test", None, "a test"),
     ]
@@ -68,7 +69,7 @@ def test_every_column() -> None:
         b'2024-05-01,ben@shop.test,"by phone, twice",\n'
         b",cem@shop.test,,\n"
     )
-    assert [(row.line, row.suppression) for row in rows(file, "spring")] == [
+    assert [(row.line, row.value) for row in rows(file, "spring")] == [
         (
             2,
             Suppression("ann@shop.test", "summer", "said so", datetime(2024, 5, 1, 10, tzinfo=UTC)),
@@ -99,7 +100,7 @@ def test_every_column() -> None:
 )
 def test_a_header_that_cannot_be_used(header: bytes, complaint: str) -> None:
     """Nothing of a file is taken whose columns are not sure: a campaign's list must not become everybody's."""
-    assert rows(header) == [Row(1, None, complaint)]
+    assert rows(header) == [FileRow(1, None, complaint)]
 
 
 # ------------------------------------------------------------------ bad rows
@@ -162,7 +163,7 @@ def test_a_bad_cell(row: bytes, complaint: str) -> None:
 def test_whatever_a_file_holds(lines: list[bytes], header: bool) -> None:  # noqa: FBT001  given
     """A row is a suppression or a complaint, in the order of the file, and never an exception."""
     found = rows((b"email,reason\n" if header else b"") + b"\n".join(lines))
-    assert all((row.suppression is None) != (row.complaint is None) for row in found)
+    assert all((row.value is None) != (row.complaint is None) for row in found)
     assert [row.line for row in found] == sorted(row.line for row in found)
 
 
@@ -176,6 +177,6 @@ def test_what_is_written_is_read(given_rows: list[tuple[str, str]]) -> None:
     found = rows(file.getvalue().encode("utf-8", "surrogatepass"))
     assert len(found) == len(given_rows)
     for row, (local, reason) in zip(found, given_rows, strict=True):
-        if row.suppression is not None:
-            assert row.suppression.mailbox == f"{local}@shop.test"
-            assert row.suppression.reason == (reason.strip() or "a test")
+        if row.value is not None:
+            assert row.value.mailbox == f"{local}@shop.test"
+            assert row.value.reason == (reason.strip() or "a test")

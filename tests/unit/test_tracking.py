@@ -3,14 +3,17 @@
 from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from psycopg_pool import AsyncConnectionPool
 
 from contract.envelope import MAX_DISPATCH_ID, fence_sender, sender_of
 from contract.events import PostfixLine
 from contract.states import FINAL, MESSAGE_TRANSITIONS, MessageState
-from processor.tracking import MAX_REPLY, FenceSeen, Told, told_by
+from processor.consuming import Record
+from processor.tracking import MAX_REPLY, FenceSeen, News, Told, Tracking, Unreadable
 
 NOW = datetime(2026, 5, 1, 8, 0, tzinfo=UTC)
 AT = datetime(2026, 5, 1, 7, 59, 58, tzinfo=UTC)
@@ -19,10 +22,12 @@ BERLIN = ZoneInfo("Europe/Berlin")
 QUEUE_ID = "3F5A91C0B2"
 
 
-def read(message: str, tag: str, time: str = STAMP) -> Told | FenceSeen | None:
+def read(message: str, tag: str, time: str = STAMP) -> News | None:
     """What a line of instance `a` says."""
     line = PostfixLine(instance="a", tag=tag, time=time, message=message, pid=7)
-    return told_by(line, NOW, BERLIN)
+    record = Record("delivery-log", 0, 0, NOW, msgspec.json.encode(line))
+    tracking = Tracking(AsyncConnectionPool(open=False), BERLIN)
+    return next((news for _, news in tracking.read([record], NOW)), None)
 
 
 def told(message: str, tag: str = "postfix-a/gmail/smtp", time: str = STAMP) -> Told | None:
@@ -149,8 +154,9 @@ def test_the_time_of_a_line_is_the_hosts() -> None:
 @pytest.mark.parametrize("time", ["", "yesterday", "May 32 00:00:00", "2026-02-30T00:00:00Z"])
 def test_a_line_without_a_time_is_refused(time: str) -> None:
     """A line that cannot be placed in time is a dead letter, not an outcome."""
-    with pytest.raises(ValueError, match=r"\S"):
-        told(delivery("sent", "250 OK"), time=time)
+    found = read(delivery("sent", "250 OK"), "postfix-a/gmail/smtp", time)
+    assert isinstance(found, Unreadable)
+    assert found.reason
 
 
 @given(

@@ -1,27 +1,32 @@
-"""Rows of a CSV file whose first row names its columns (RFC 4180); a bad row costs that row only."""
+"""Rows of a file, such as one of CSV whose first row names its columns (RFC 4180); a bad row costs that row only."""
 
 import csv
 from collections.abc import Iterable, Iterator
+from typing import Generic, TypeVar
 
 from msgspec import Struct
 
+T = TypeVar("T")
 
-class CsvRow(Struct, frozen=True):
-    """A row below the header.
+
+class FileRow(Struct, Generic[T], frozen=True):
+    """A row of a file: what it says, or why it says nothing.
 
     Attributes:
         line: where the row ends, from 1.
-        cells: by the names of the columns; what is not UTF-8 stands there as surrogates. None where the row is bad.
+        value: None where the row is bad.
         complaint: None where it is good.
     """
 
     line: int
-    cells: dict[str, str] | None
+    value: T | None
     complaint: str | None
 
 
-def read_rows(lines: Iterable[bytes]) -> Iterator[CsvRow]:
-    """The rows of a file; empty lines are passed over.
+def read_csv_rows(lines: Iterable[bytes]) -> Iterator[FileRow[dict[str, str]]]:
+    """The rows of a CSV file below its header, as cells by the names of the columns; empty lines are passed over.
+
+    What is not UTF-8 stands in a cell as surrogates.
 
     Args:
         lines: the file.
@@ -35,7 +40,7 @@ def read_rows(lines: Iterable[bytes]) -> Iterator[CsvRow]:
         except StopIteration:
             return
         except csv.Error as error:
-            yield CsvRow(reader.line_num, None, f"not CSV: {error}")
+            yield FileRow(reader.line_num, None, f"not CSV: {error}")
             continue
         if not cells:
             continue
@@ -43,11 +48,11 @@ def read_rows(lines: Iterable[bytes]) -> Iterator[CsvRow]:
             header = [name.strip() for name in cells]
             continue
         if len(cells) != len(header):
-            yield CsvRow(
+            yield FileRow(
                 reader.line_num, None, f"{len(cells)} cells, but the header has {len(header)}"
             )
             continue
-        yield CsvRow(reader.line_num, dict(zip(header, cells, strict=True)), None)
+        yield FileRow(reader.line_num, dict(zip(header, cells, strict=True)), None)
 
 
 def without_bom(lines: Iterable[bytes]) -> Iterator[bytes]:
