@@ -7,8 +7,8 @@ cd "$(dirname "$0")"
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/fairpost
 libs=$cache/kafka-4.3.1
 prometheus=$cache/prometheus
-fresh=
-trap 'rm -rf ${fresh:+"$fresh"} ${no_cluster:+"$no_cluster"}' EXIT
+litter=()
+trap '[ ${#litter[@]} -eq 0 ] || rm -rf "${litter[@]}"' EXIT
 
 missing=()
 for module in ensurepip venv; do
@@ -31,6 +31,7 @@ if [ ${#missing[@]} -gt 0 ]; then
   # Only the binaries are wanted: no PostgreSQL cluster is made, no Postfix configured, so neither is started.
   no_cluster=/etc/postgresql-common/createcluster.d/fairpost-testbed.conf
   mkdir -p "${no_cluster%/*}"
+  litter+=("$no_cluster")
   echo 'create_main_cluster = false' >"$no_cluster"
   export DEBIAN_FRONTEND=noninteractive
   apt-get -qq update
@@ -45,6 +46,7 @@ if [ ! -d "$libs" ]; then
   echo "testbed: fetching Apache Kafka 4.3.1 into $libs" >&2
   mkdir -p "$cache"
   fresh=$(mktemp -d "$libs.XXXXXX")
+  litter+=("$fresh")
   mvn -q -B -f kafka/pom.xml dependency:copy-dependencies -DoutputDirectory="$fresh" >&2
   chmod -R u=rwX,go=rX "$fresh"
   # Renamed when complete, so that a folder of this name always holds all jars.
@@ -59,6 +61,7 @@ if [ ! -d "$prometheus" ] && ! command -v promtool >/dev/null; then
   echo "testbed: fetching Prometheus into $prometheus" >&2
   mkdir -p "$cache"
   fresh=$(mktemp -d "$prometheus.XXXXXX")
+  litter+=("$fresh")
   [ "$(id -u)" -ne 0 ] || apt-get -qq update
   # The package would start a server on this machine: only its programs are taken out of it.
   (
