@@ -354,7 +354,7 @@ async def test_the_deadline_comes_during_a_batch(instance: Instance) -> None:
     """What was begun before the deadline is finished, and what was not is unsent: each message is the one or the other."""
     ticks = itertools.count()
     async with open_feed(instance.feed_port, 1, lambda: float(next(ticks))) as feed:
-        verdicts = await hand_over(feed, [mail() for _ in range(20)], 12.0)
+        verdicts = await hand_over(feed, [mail() for _ in range(20)], 60.0)
     begun = sum(isinstance(verdict, Accepted) for verdict in verdicts)
     assert 0 < begun < 20
     accepted(verdicts[:begun])
