@@ -50,9 +50,10 @@ format: setup ## Format and mend what ruff can
 	@$(BIN)/ruff check --fix $(SOURCES)
 
 .PHONY: docs
-docs: setup ## The documents that are made from the code
-	@$(BIN)/python -m contract.schemas docs/events
+docs: setup ## What of docs/ is made from the code: metrics, the reference of the commands, the schemas of the events
 	@$(BIN)/python -m docs.metrics
+	@$(BIN)/python docs/commands.py
+	@$(BIN)/python -m contract.schemas docs/events
 
 .PHONY: lock
 lock: setup ## Exact versions anew, from the ranges in pyproject.toml

@@ -3,6 +3,7 @@
 Exit codes: 0 done, 1 failed, 2 wrong usage or configuration. Listings and nothing else go to standard output.
 """
 
+import errno
 import logging
 import os
 import sys
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Any, Final, NoReturn
+from typing import IO, Final, NoReturn
 
 import click
 import msgspec
@@ -64,16 +65,23 @@ def complain(text: str) -> None:
     click.echo(text, err=True)
 
 
-def show(rows: Sequence[Struct], *, as_json: bool, columns: Sequence[str] | None = None) -> None:
+def show(
+    rows: Sequence[Struct],
+    *,
+    as_json: bool,
+    columns: Sequence[str] | None = None,
+    one_line: bool = False,
+) -> None:
     """A listing on standard output: one JSON array, or a table for people.
 
     Args:
         rows: structs of one kind.
         as_json: one array of objects with all fields.
         columns: the fields that the table shows; all by default.
+        one_line: the array is a line of its own, for listings that follow one another.
     """
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(rows), indent=1).decode())
+        show_json(rows, one_line=one_line)
         return
     names = columns or (rows[0].__struct_fields__ if rows else ())
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -81,21 +89,38 @@ def show(rows: Sequence[Struct], *, as_json: bool, columns: Sequence[str] | None
         numeric = bool(rows) and isinstance(getattr(rows[0], name), int | float)
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(_cell(getattr(row, name)) for name in names))
+        table.add_row(*(cell(getattr(row, name)) for name in names))
     width = None if sys.stdout.isatty() else 200
-    Console(width=width, highlight=False, markup=False, emoji=False).print(table)
+    _Terminal(width=width, highlight=False, markup=False, emoji=False).print(table)
 
 
-def _cell(value: Any) -> str:
+class _Terminal(Console):
+    """rich's, which leaves it to others what follows when nobody reads any more."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+def show_json(value: object, *, one_line: bool = False) -> None:
+    """JSON on standard output, indented for people, or in one line."""
+    text = msgspec.json.encode(value)
+    click.echo((text if one_line else msgspec.json.format(text, indent=1)).decode())
+
+
+def printable(text: str) -> str:
+    """What others named, shown and not obeyed by the terminal."""
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
+def cell(value: object) -> str:
+    """A value for people: a dash for nothing, times in UTC to the second, control characters escaped."""
     match value:
         case None:
             return "-"
         case datetime():
             return value.strftime("%Y-%m-%dT%H:%M:%SZ")
         case _:
-            text = str(value)
-            # What producers named is shown, not obeyed by the terminal.
-            return text if text.isprintable() else repr(text)[1:-1]
+            return printable(str(value))
 
 
 @contextmanager

@@ -27,11 +27,13 @@ _JUDGE: Final = "SELECT instance, reason, given_back, uncertain FROM judge_fence
 
 # Nobody asks the Postfix of a retired instance any more.
 _UNJUDGED: Final = """
-SELECT count(*), coalesce(extract(epoch FROM clock_timestamp() - min(asked_at)), 0)::float8,
-       coalesce(sum((SELECT count(*) FROM fence_messages m WHERE m.fence_token = f.fence_token)), 0)::bigint
+SELECT count(*), coalesce(extract(epoch FROM clock_timestamp() - min(asked_at)), 0)::float8
   FROM fences f
  WHERE judged_at IS NULL
    AND NOT EXISTS (SELECT FROM instances i WHERE i.instance = f.instance AND i.retired_at IS NOT NULL)"""
+
+_DOUBTFUL: Final = """
+SELECT count(*) FROM fences JOIN fence_messages USING (fence_token) WHERE judged_at IS NULL"""
 
 # What one that was never judged was to judge, the next one of its instance finds anew.
 _DROP_OLD: Final = "DELETE FROM fences WHERE asked_at < clock_timestamp() - interval '30 days'"
@@ -106,13 +108,19 @@ def _tell(judgement: Judgement) -> None:
     )
 
 
+async def unjudged_fences(connection: AsyncConnection[Any]) -> tuple[int, float]:
+    """How many fences wait for their lines, and for how many seconds the oldest does."""
+    row = await (await connection.execute(_UNJUDGED)).fetchone()
+    return (row[0], row[1]) if row else (0, 0.0)
+
+
 async def observe_fences(connection: AsyncConnection[Any]) -> None:
     """Measures the fences that wait for their lines."""
-    row = await (await connection.execute(_UNJUDGED)).fetchone()
-    if row is not None:
-        metrics.FENCES_UNJUDGED.set(row[0])
-        metrics.FENCE_AGE.set(row[1])
-        metrics.DOUBTFUL.set(row[2])
+    number, age = await unjudged_fences(connection)
+    metrics.FENCES_UNJUDGED.set(number)
+    metrics.FENCE_AGE.set(age)
+    doubtful = await (await connection.execute(_DOUBTFUL)).fetchone()
+    metrics.DOUBTFUL.set(doubtful[0] if doubtful else 0)
 
 
 async def drop_old_fences(connection: AsyncConnection[Any]) -> int:

@@ -1,5 +1,6 @@
 """Instances as people see them, and what people do to them; each of their acts stands in the audit."""
 
+from collections import Counter
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -105,7 +106,7 @@ SELECT i.instance, {_STATE},
   LEFT JOIN LATERAL (SELECT * FROM fences x WHERE x.instance = i.instance ORDER BY asked_at DESC LIMIT 1) f ON true
  ORDER BY i.instance"""  # noqa: S608  no values
 
-_COUNT: Final = f"SELECT state, count(*) FROM (SELECT {_STATE} FROM instances) i GROUP BY state"  # noqa: S608  no values
+_STATES: Final = f"SELECT instance, {_STATE} FROM instances ORDER BY instance"  # noqa: S608  no values
 
 _LOCK: Final = """
 SELECT retired_at IS NOT NULL, extract(epoch FROM clock_timestamp() - seen_at)::float8
@@ -116,8 +117,10 @@ UPDATE instances SET retired_at = coalesce(retired_at, clock_timestamp()) WHERE 
 _ADOPT: Final = """
 UPDATE instances SET machine_id = '', queue_directory = '', retired_at = NULL WHERE instance = %s"""
 _PAUSE: Final = """
-UPDATE instances SET paused_at = coalesce(paused_at, clock_timestamp()) WHERE instance = %s"""
-_RESUME: Final = "UPDATE instances SET paused_at = NULL WHERE instance = %s"
+UPDATE instances SET paused_at = clock_timestamp() WHERE instance = %s AND paused_at IS NULL"""
+_RESUME: Final = (
+    "UPDATE instances SET paused_at = NULL WHERE instance = %s AND paused_at IS NOT NULL"
+)
 
 _AUDIT: Final = "INSERT INTO audit (actor, action, subject, details) VALUES (%s, %s, %s, %s)"
 
@@ -139,30 +142,36 @@ async def list_instances(connection: AsyncConnection[Any]) -> list[Instance]:
         return await (await cursor.execute(_LIST.encode(), values)).fetchall()
 
 
+async def instance_states(connection: AsyncConnection[Any]) -> dict[str, InstanceState]:
+    """How each instance stands, by name."""
+    rows = await connection.execute(_STATES.encode(), {"silent_after": SILENT_AFTER})
+    return {instance: InstanceState(state) for instance, state in await rows.fetchall()}
+
+
 async def count_instances(connection: AsyncConnection[Any]) -> dict[InstanceState, int]:
     """How many instances are in each state, those that none is in included."""
-    rows = await connection.execute(_COUNT.encode(), {"silent_after": SILENT_AFTER})
-    return dict.fromkeys(InstanceState, 0) | {
-        InstanceState(state): number for state, number in await rows.fetchall()
-    }
+    counted = Counter((await instance_states(connection)).values())
+    return {state: counted[state] for state in InstanceState}
 
 
-async def pause_instance(connection: AsyncConnection[Any], instance: str, actor: str) -> None:
+async def pause_instance(connection: AsyncConnection[Any], instance: str, actor: str) -> bool:
     """Stops its lanes at their next batch, until a person resumes it; what its Postfix has goes on.
 
-    Raises:
-        InstanceError: it is unknown or retired.
-    """
-    await _act(connection, _PAUSE, instance, actor, "instance.pause")
-
-
-async def resume_instance(connection: AsyncConnection[Any], instance: str, actor: str) -> None:
-    """Lifts a pause.
+    False: it was paused already, which stays as it was.
 
     Raises:
         InstanceError: it is unknown or retired.
     """
-    await _act(connection, _RESUME, instance, actor, "instance.resume")
+    return await _act(connection, _PAUSE, instance, actor, "instance.pause")
+
+
+async def resume_instance(connection: AsyncConnection[Any], instance: str, actor: str) -> bool:
+    """Lifts a pause; False: there was none.
+
+    Raises:
+        InstanceError: it is unknown or retired.
+    """
+    return await _act(connection, _RESUME, instance, actor, "instance.resume")
 
 
 async def adopt_instance(connection: AsyncConnection[Any], instance: str, actor: str) -> None:
@@ -226,15 +235,17 @@ async def _retire_block(connection: AsyncConnection[Any], instance: str, chunk_i
 
 async def _act(
     connection: AsyncConnection[Any], statement: str, instance: str, actor: str, action: str
-) -> None:
+) -> bool:
     async with connection.transaction():
         retired, _ = await _lock(connection, instance)
         if retired:
             raise InstanceError(
                 f"instance {instance!r}: was retired; `fairpost instances adopt` takes it back"
             )
-        await connection.execute(statement.encode(), (instance,))
-        await connection.execute(_AUDIT, (actor, action, instance, Jsonb({})))
+        changed = (await connection.execute(statement.encode(), (instance,))).rowcount == 1
+        if changed:
+            await connection.execute(_AUDIT, (actor, action, instance, Jsonb({})))
+    return changed
 
 
 async def _lock(connection: AsyncConnection[Any], instance: str) -> tuple[bool, float]:

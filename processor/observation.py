@@ -35,6 +35,10 @@ _BY_OPERATOR: Final = (
     f"SELECT operator, {', '.join((*CHUNK_STATES, *OPEN_STATES))} FROM count_by_operator()"  # noqa: S608  names of columns, no values
 )
 
+_OPEN_MESSAGES: Final = (
+    f"SELECT {', '.join(f'sum({state})::bigint' for state in OPEN_STATES)} FROM count_by_operator()"  # noqa: S608  likewise
+)
+
 _CAMPAIGNS: Final = "SELECT state, campaigns FROM count_campaigns()"
 
 _MOST_ACTIVE: Final = "SELECT campaign_id, dispatches FROM most_active(%s)"
@@ -89,6 +93,12 @@ async def outbox_age(connection: AsyncConnection[Any]) -> float:
     """Seconds since the outbox's oldest row was written; 0 where it is empty."""
     [(age,)] = await _rows(connection, _OUTBOX_AGE)
     return float(age)
+
+
+async def open_messages(connection: AsyncConnection[Any]) -> dict[MessageState, int]:
+    """How many messages are in each state that is not final."""
+    [numbers] = await _rows(connection, _OPEN_MESSAGES)
+    return dict(zip(OPEN_STATES, numbers, strict=True))
 
 
 async def _rows(

@@ -149,36 +149,44 @@ async def list_operators(connection: AsyncConnection[Any]) -> list[AppliedOperat
 
 
 _PAUSE: Final = """
-UPDATE operators SET paused_at = coalesce(paused_at, clock_timestamp()) WHERE operator = %s"""
-_RESUME: Final = "UPDATE operators SET paused_at = NULL WHERE operator = %s"
+UPDATE operators SET paused_at = clock_timestamp() WHERE operator = %s AND paused_at IS NULL"""
+_RESUME: Final = (
+    "UPDATE operators SET paused_at = NULL WHERE operator = %s AND paused_at IS NOT NULL"
+)
+_FIND: Final = "SELECT FROM operators WHERE operator = %s"
 
 
 class OperatorError(ValueError):
     """What a person asked of an operator cannot be done; the text is one line."""
 
 
-async def pause_operator(connection: AsyncConnection[Any], operator: str, actor: str) -> None:
+async def pause_operator(connection: AsyncConnection[Any], operator: str, actor: str) -> bool:
     """Stops the lanes of an operator at their next batch, until a person resumes it; what Postfix has goes on.
 
-    Raises:
-        OperatorError: it is unknown.
-    """
-    await _act(connection, _PAUSE, operator, actor, "operator.pause")
-
-
-async def resume_operator(connection: AsyncConnection[Any], operator: str, actor: str) -> None:
-    """Lifts a pause.
+    False: it was paused already, which stays as it was.
 
     Raises:
         OperatorError: it is unknown.
     """
-    await _act(connection, _RESUME, operator, actor, "operator.resume")
+    return await _act(connection, _PAUSE, operator, actor, "operator.pause")
+
+
+async def resume_operator(connection: AsyncConnection[Any], operator: str, actor: str) -> bool:
+    """Lifts a pause; False: there was none.
+
+    Raises:
+        OperatorError: it is unknown.
+    """
+    return await _act(connection, _RESUME, operator, actor, "operator.resume")
 
 
 async def _act(
     connection: AsyncConnection[Any], statement: str, operator: str, actor: str, action: str
-) -> None:
+) -> bool:
     async with connection.transaction():
-        if (await connection.execute(statement.encode(), (operator,))).rowcount == 0:
+        if (await connection.execute(statement.encode(), (operator,))).rowcount:
+            await connection.execute(_AUDIT, (actor, action, operator))
+            return True
+        if (await connection.execute(_FIND, (operator,))).rowcount == 0:
             raise OperatorError(f"operator {operator!r}: unknown; see `fairpost operators list`")
-        await connection.execute(_AUDIT, (actor, action, operator))
+    return False

@@ -241,6 +241,7 @@ def explain(testbed: Testbed, installation: Installation, processes: dict[str, R
     )
     return (
         f"\nIt is running; Ctrl-C ends it. In another terminal:\n{settings}\n"
+        "  .venv/bin/fairpost status\n"
         "  .venv/bin/fairpost campaigns list\n"
         "  .venv/bin/fairpost campaigns show spring-sale\n"
         "  .venv/bin/fairpost operators list\n"

@@ -8,6 +8,7 @@ import psycopg
 from confluent_kafka import KafkaException
 
 from contract import console
+from contract.help import end_with_exit_codes
 from contract.operators import OperatorsError
 from contract.settings import load_settings
 from processor.cli import (
@@ -22,6 +23,7 @@ from processor.cli import (
     publish,
     retention,
     sending,
+    status,
     suppressions,
     topics,
     uncertain,
@@ -56,6 +58,7 @@ def cli(context: click.Context, config: Path | None) -> None:
       fairpost publish campaign newsletter.toml
       fairpost publish due-emails contacts.csv
       fairpost campaigns list
+      fairpost status
     """
     context.obj = lambda: load_settings(ProcessorSettings, config)
 
@@ -72,6 +75,7 @@ def print_completion(shell: str) -> None:
 
 
 for command in (
+    status.status,
     processes.worker,
     processes.tracker,
     migrate.migrate,
@@ -90,6 +94,7 @@ for command in (
     log.log,
 ):
     cli.add_command(command)
+end_with_exit_codes(cli)
 
 
 def main() -> NoReturn:

@@ -12,6 +12,7 @@ import click
 from msgspec import Struct
 
 from contract import console
+from contract.watching import watch_option, watched
 from processor.cli.session import actor, json_option, limit_option, settings_of, with_database
 from processor.dead_letter_topic import DeadLetterError, DeadLetterTopic, StoredLetter, newest
 from processor.dead_letters import value_of
@@ -77,6 +78,7 @@ def dead_letters() -> None:
 @_topic_option
 @_since_option
 @limit_option
+@watch_option
 @json_option
 @click.pass_context
 def list_(
@@ -84,6 +86,7 @@ def list_(
     topic: str | None,
     since: datetime | None,
     limit: int,
+    watch: float | None,
     *,
     as_json: bool,
 ) -> None:
@@ -95,20 +98,27 @@ def list_(
     Example: fairpost dead-letters list --topic due-emails --since 2026-05-01T12:00:00Z
     """
     settings = settings_of(context)
-    with DeadLetterTopic(settings) as dead:
-        # One more tells whether there are more; without a filter only the end needs to be read.
-        last = limit + 1 if topic is None else None
-        found = newest(_of_topic(settings, topic, dead.read(since=since, last=last)), limit + 1)
-    console.show(
-        [
-            ListedLetter(letter.position, letter.at, letter.topic, letter.place, letter.reason)
-            for letter in found[:limit]
-        ],
-        as_json=as_json,
-        columns=("position", "at", "place", "reason"),
-    )
-    if len(found) > limit:
-        console.complain(f"dead-letters: the newest {limit}; see more with --limit")
+
+    def look() -> list[StoredLetter]:
+        with DeadLetterTopic(settings) as dead:
+            # One more tells whether there are more; without a filter only the end needs to be read.
+            last = limit + 1 if topic is None else None
+            return newest(_of_topic(settings, topic, dead.read(since=since, last=last)), limit + 1)
+
+    def tell(found: list[StoredLetter]) -> None:
+        console.show(
+            [
+                ListedLetter(letter.position, letter.at, letter.topic, letter.place, letter.reason)
+                for letter in found[:limit]
+            ],
+            as_json=as_json,
+            columns=("position", "at", "place", "reason"),
+            one_line=watch is not None,
+        )
+        if len(found) > limit:
+            console.complain(f"dead-letters: the newest {limit}; see more with --limit")
+
+    watched(watch, look, tell, as_json=as_json)
 
 
 @dead_letters.command()
@@ -233,4 +243,4 @@ def _of_topic(
 def _printable(value: object) -> str:
     """What may be shown at a terminal: lines, and nothing that it would obey."""
     text = "-" if value is None else str(value)
-    return "\n".join(line if line.isprintable() else repr(line)[1:-1] for line in text.split("\n"))
+    return "\n".join(map(console.printable, text.split("\n")))

@@ -106,7 +106,7 @@ def parse(files: tuple[str, ...], tz: tzinfo, *, as_json: bool) -> None:
 
     \b
     Examples:
-      fairpost log parse /var/log/postfix/mail.log
+      fairpost log parse mail.log mail.log.1
       zcat mail.log.2.gz | fairpost log parse --json --tz Europe/Warsaw - | jq 'select(.kind == "reject")'
       tail -f mail.log | fairpost log parse -
     """
@@ -250,7 +250,7 @@ def _story(life: Explained) -> str:
     }
     head = f"dispatch {life.dispatch_id}: {life.email_key} of {life.campaign_id} for {life.user_id} <{life.email or ''}>"
     lines = [head, *(f"  {name:10} {text.strip()}" for name, text in told.items() if text)]
-    return "\n".join(line if line.isprintable() else repr(line)[1:-1] for line in lines)
+    return "\n".join(map(console.printable, lines))
 
 
 def _at(time: datetime | None) -> str:

@@ -20,6 +20,7 @@ from contract.events import (
 )
 from contract.outage import first_line
 from processor.campaigns import read_campaign_event
+from processor.cli.completing import complete_campaign
 from processor.cli.session import settings_of
 from processor.due_files import read_csv, read_json_lines
 from processor.emitting import Emission
@@ -43,6 +44,9 @@ def campaign(context: click.Context, file: Path) -> None:
     The file holds the fields of the event; `type` is campaign.scheduled where it is not given.
 
     \b
+    Example: fairpost publish campaign spring.toml
+
+    \b
     Example of a file:
       campaign_id = "spring"
       name = "Spring sale"
@@ -52,7 +56,7 @@ def campaign(context: click.Context, file: Path) -> None:
       subject = "For you, {{ name }}"
       text = "Hello {{ name }}"
     """
-    event = _read_campaign(file)
+    event = read_campaign(file)
     settings = settings_of(context)
     [error] = Publisher(settings.kafka_bootstrap_servers).publish(
         [Emission(settings.topic(CAMPAIGNS), event.campaign_id, event)]
@@ -62,7 +66,12 @@ def campaign(context: click.Context, file: Path) -> None:
     console.complain(f"published {campaign_event_type(event)} of {event.campaign_id}")
 
 
-def _read_campaign(file: Path) -> CampaignEvent:
+def read_campaign(file: Path) -> CampaignEvent:
+    """The campaign event of a file.
+
+    Raises:
+        CommandError: it cannot be read, or is none.
+    """
     try:
         text = file.read_bytes()
         fields: Any = (
@@ -87,7 +96,12 @@ def _read_campaign(file: Path) -> CampaignEvent:
     type=click.Choice(["csv", "jsonl"]),
     help="By default from the file's name; csv on standard input.",
 )
-@click.option("--campaign", "campaign_id", help="The campaign_id of rows that have none.")
+@click.option(
+    "--campaign",
+    "campaign_id",
+    shell_complete=complete_campaign,
+    help="The campaign_id of rows that have none.",
+)
 @click.option("--email-key", help="The email_key of rows that have none.")
 @click.pass_context
 def due_emails(

@@ -50,7 +50,11 @@ def create(context: click.Context, partitions: int, replication: int) -> None:
 @json_option
 @click.pass_context
 def check(context: click.Context, partitions: int, *, as_json: bool) -> None:
-    """Compare the topics with what they must be; exit code 1 if one is wrong."""
+    """Compare the topics with what they must be; exit code 1 if one is wrong.
+
+    \b
+    Example: fairpost topics check --json | jq -r '.[] | select(.complaint) | .topic'
+    """
     settings = settings_of(context)
     states = Topics(settings.kafka_bootstrap_servers).check(
         topic_specs(settings, partitions=partitions)

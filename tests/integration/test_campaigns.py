@@ -242,7 +242,7 @@ async def test_a_campaign_is_shown_with_its_messages_by_state(post: Post) -> Non
     assert (first.campaign_id, first.dispatches, first.planned) == ("d", 3, 3)
     assert shown == second
     assert (shown.dispatches, shown.unplanned, shown.planned, shown.handed) == (6, 1, 3, 2)
-    assert [(s.operator, s.chunks, s.claimed, s.messages, s.planned) for s in shares] == [
+    assert [(s.operator, s.chunks, s.lanes, s.messages, s.planned) for s in shares] == [
         ("other", 1, 1, 5, 3)
     ]
 
