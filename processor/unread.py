@@ -25,9 +25,7 @@ class Unread:
         self._settings = settings
         self._lock = threading.Lock()
         self._topics = Topics(settings.brokers)
-        self._lags = {
-            group: Lag(settings.brokers, settings.group(group)) for group in GROUPS
-        }
+        self._lags = {group: Lag(settings.brokers, settings.group(group)) for group in GROUPS}
 
     def measure(self) -> None:
         """Tells the metrics; topics that are not there yet are left out.
