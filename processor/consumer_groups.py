@@ -42,7 +42,7 @@ def read_kafka_vitals(settings: ProcessorSettings, now: datetime) -> KafkaVitals
     Raises:
         KafkaException: Kafka does not answer, or refuses.
     """
-    kafka = _Kafka(settings)
+    kafka = ConsumerGroups(settings)
     present = kafka.partitions(settings.topics)
     steps = [events.CAMPAIGNS, events.DUE_EMAILS]
     if settings.planning:
@@ -59,7 +59,9 @@ def read_kafka_vitals(settings: ProcessorSettings, now: datetime) -> KafkaVitals
     )
 
 
-class _Kafka:
+class ConsumerGroups:
+    """Asks Kafka about the groups of an installation; each method raises KafkaException where it does not answer."""
+
     def __init__(self, settings: ProcessorSettings) -> None:
         self._settings = settings
         self._admin = AdminClient(settings.brokers.librdkafka() | {"log_level": 2})
@@ -73,18 +75,25 @@ class _Kafka:
         self, process: str, topics: Iterable[str], present: Mapping[str, int], now: datetime
     ) -> Group:
         """A group, with its lag on each of these topics (names of `contract.events`)."""
+        members = self._members(self._settings.group(process))
+        return Group(process, members, self.lags(process, topics, present, now))
+
+    def lags(
+        self, process: str, topics: Iterable[str], present: Mapping[str, int], now: datetime
+    ) -> tuple[TopicLag, ...]:
+        """What a group has not done of each of these topics (names of `contract.events`) that is there."""
         group = self._settings.group(process)
-        named = {self._settings.topic(topic): topic for topic in topics}
-        places = [
-            (name, number) for name in named if name in present for number in range(present[name])
-        ]
+        named = {
+            name: topic for topic in topics if (name := self._settings.topic(topic)) in present
+        }
+        places = [(name, number) for name in named for number in range(present[name])]
         if not places:
-            return Group(process, self._members(group))
+            return ()
         done = self._done(group, places)
         ends = self._offsets(places, _END)
         behind = {place: done[place] for place in places if ends[place] > done[place]}
         written = self._written(group, behind)
-        lags = tuple(
+        return tuple(
             TopicLag(
                 topic,
                 sum(ends[place] - done[place] for place in behind if place[0] == name),
@@ -92,7 +101,6 @@ class _Kafka:
             )
             for name, topic in named.items()
         )
-        return Group(process, self._members(group), lags)
 
     def written_since(self, topic: str, present: Mapping[str, int], since: datetime) -> int:
         """How many records were written to a topic since then."""

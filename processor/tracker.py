@@ -213,12 +213,11 @@ async def _measure_topics(settings: ProcessorSettings, stop: asyncio.Event) -> N
     def is_away(error: Exception) -> bool:
         return isinstance(error, KafkaException | TopicsError)
 
-    try:
-        while not stop.is_set():
-            await outlast("unread", lambda: asyncio.to_thread(unread.measure), is_away)
-            await rest(stop, _TOPICS_SECONDS)
-    finally:
-        await asyncio.to_thread(unread.close)
+    while not stop.is_set():
+        await outlast(
+            "unread", lambda: asyncio.to_thread(unread.measure, datetime.now(UTC)), is_away
+        )
+        await rest(stop, _TOPICS_SECONDS)
 
 
 async def _every(

@@ -2,8 +2,8 @@
 
 import math
 import time
-from collections.abc import Iterator
 from contextlib import closing
+from datetime import UTC, datetime
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
@@ -31,10 +31,9 @@ def told(name: str, topic: str) -> float | None:
 
 
 @pytest.fixture
-def unread(settings: ProcessorSettings) -> Iterator[Unread]:
+def unread(settings: ProcessorSettings) -> Unread:
     """Of this test's topics."""
-    with closing(Unread(settings)) as unread:
-        yield unread
+    return Unread(settings)
 
 
 def publish(settings: ProcessorSettings, count: int) -> None:
@@ -49,13 +48,13 @@ def test_what_waits_is_told_with_its_age(
     settings: ProcessorSettings, topics: TestTopics, unread: Unread
 ) -> None:
     """The age is that of the first record that is not done, in whichever partition; what is done has none."""
-    unread.measure()
+    unread.measure(datetime.now(UTC))
     assert told("fairpost_unread_records", DUE_EMAILS) == 0
     assert told("fairpost_unread_age_seconds", DUE_EMAILS) == 0
     publish(settings, 20)
     messages = topics.read(DUE_EMAILS)
     assert {message.partition() for message in messages} == set(range(PARTITIONS))
-    unread.measure()
+    unread.measure(datetime.now(UTC))
     first = min(message.timestamp()[1] for message in messages) / 1000
     assert told("fairpost_unread_records", DUE_EMAILS) == 20
     assert told("fairpost_unread_age_seconds", DUE_EMAILS) == pytest.approx(
@@ -74,7 +73,7 @@ def test_what_waits_is_told_with_its_age(
     with closing(Consumer(group)) as consumer:
         offsets = [TopicPartition(settings.topic(DUE_EMAILS), n, end) for n, end in enumerate(ends)]
         consumer.commit(offsets=offsets, asynchronous=False)
-    unread.measure()
+    unread.measure(datetime.now(UTC))
     assert told("fairpost_unread_records", DUE_EMAILS) == 0
     assert told("fairpost_unread_age_seconds", DUE_EMAILS) == 0
 
@@ -85,7 +84,7 @@ def test_how_long_a_topic_keeps_its_records(
     unread: Unread,
 ) -> None:
     """A week where `fairpost topics create` made it, what a person set later, and for ever where nothing is deleted."""
-    unread.measure()
+    unread.measure(datetime.now(UTC))
     assert told("fairpost_retention_seconds", DUE_EMAILS) == 7 * 86400
     admin = AdminClient({"bootstrap.servers": settings.kafka_bootstrap_servers})
     for value, seconds in (("3600000", 3600.0), ("-1", math.inf)):
@@ -94,5 +93,5 @@ def test_how_long_a_topic_keeps_its_records(
             ResourceType.TOPIC, settings.topic(DUE_EMAILS), incremental_configs=[entry]
         )
         admin.incremental_alter_configs([resource])[resource].result(10)
-        unread.measure()
+        unread.measure(datetime.now(UTC))
         assert told("fairpost_retention_seconds", DUE_EMAILS) == seconds
