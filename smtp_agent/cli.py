@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 import click
-import msgspec
 import psycopg
 import uvloop
 from prometheus_client import start_http_server
 
-from contract import console
+from contract import console, printable
 from contract.console import CommandError, log_to_stderr
+from contract.operators import OperatorsError
 from contract.settings import load_settings
 from contract.transport_settings import TransportError
 from smtp_agent.agent import AgentError, run_agent
@@ -85,7 +85,7 @@ def check(context: click.Context, *, as_json: bool) -> None:
         for one in checks:
             mark = click.style("ok  ", fg="green") if one.ok else click.style("FAIL", fg="red")
             remedy = f": {one.remedy}" if one.remedy else ""
-            click.echo(f"{mark} {one.what}: {one.found}{remedy}")
+            click.echo(f"{mark} {printable.one_line(f'{one.what}: {one.found}{remedy}')}")
     context.exit(0 if all(one.ok for one in checks) else console.FAILED)
 
 
@@ -137,7 +137,7 @@ def status(context: click.Context, *, as_json: bool) -> None:
     with _running_agent(settings) as agent:
         answer = agent.ask("status")
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(answer), indent=1).decode())
+        console.show_json(answer)
     else:
         show_status(answer)
 
@@ -195,4 +195,7 @@ def print_completion(shell: str) -> None:
 
 def main() -> NoReturn:
     """The entry point of `fairpost-agent`."""
-    console.run(cli, (psycopg.Error, AgentError, ControlError, PostfixError, TransportError))
+    console.run(
+        cli,
+        (psycopg.Error, AgentError, ControlError, OperatorsError, PostfixError, TransportError),
+    )

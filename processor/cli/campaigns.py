@@ -64,7 +64,7 @@ def show(context: click.Context, campaign_id: str, *, as_json: bool) -> None:
     for name in found.__struct_fields__:
         value = getattr(found, name)
         if value not in (None, 0):
-            click.echo(f"{name:14} {value}")
+            console.tell(f"{name:14} {value}")
     click.echo()
     shares = with_database(settings, lambda c: campaign_shares(c, campaign_id))
     console.show(shares, as_json=False)

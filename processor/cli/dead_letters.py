@@ -11,7 +11,7 @@ from typing import Any, Final
 import click
 from msgspec import Struct
 
-from contract import console
+from contract import console, printable
 from processor.cli.session import actor, json_option, limit_option, settings_of, with_database
 from processor.dead_letter_topic import DeadLetterError, DeadLetterTopic, StoredLetter, newest
 from processor.dead_letters import value_of
@@ -129,17 +129,18 @@ def show(context: click.Context, position: str, *, as_json: bool) -> None:
         console.show([letter], as_json=True)
         return
     try:
-        value = value_of(letter)
+        record = value_of(letter)
     except ValueError:
         raise DeadLetterError(f"{position}: its value is said to be base64, and is not") from None
     console.complain(f"position  {letter.position}")
     console.complain(f"at        {letter.at:%Y-%m-%dT%H:%M:%SZ}")
     for name in ("place", "key", "reason", "encoding", "truncated"):
-        console.complain(f"{name:9} {_printable(getattr(letter, name))}")
+        value = getattr(letter, name)
+        console.complain(f"{name:9} {'-' if value is None else value}")
     if sys.stdout.isatty():
-        click.echo(_printable(value.decode(errors="backslashreplace")))
+        click.echo(printable.lines(record.decode(errors="backslashreplace")))
     else:
-        click.echo(value, nl=False)
+        click.echo(record, nl=False)
 
 
 @dead_letters.command("republish")
@@ -228,9 +229,3 @@ def _of_topic(
 ) -> Iterator[StoredLetter]:
     wanted = None if topic is None else settings.topic(topic)
     return (letter for letter in letters if wanted in (None, letter.topic))
-
-
-def _printable(value: object) -> str:
-    """What may be shown at a terminal: lines, and nothing that it would obey."""
-    text = "-" if value is None else str(value)
-    return "\n".join(line if line.isprintable() else repr(line)[1:-1] for line in text.split("\n"))

@@ -1,9 +1,8 @@
 """`fairpost publish`: campaigns and due e-mails from files to Kafka."""
 
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Final
 
 import click
 import msgspec
@@ -18,6 +17,7 @@ from contract.events import (
     EventError,
     campaign_event_type,
 )
+from contract.given_files import FileError, read_json, read_toml
 from contract.outage import first_line
 from processor.campaigns import read_campaign_event
 from processor.cli.session import settings_of
@@ -64,18 +64,15 @@ def campaign(context: click.Context, file: Path) -> None:
 
 def _read_campaign(file: Path) -> CampaignEvent:
     try:
-        text = file.read_bytes()
-        fields: Any = (
-            msgspec.json.decode(text)
-            if file.suffix.lower() == ".json"
-            else tomllib.loads(text.decode())
-        )
+        fields = read_json(file) if file.suffix.lower() == ".json" else read_toml(file)
         if not isinstance(fields, dict):
             raise CommandError(f"{file}: is no object with the fields of a campaign")
         return read_campaign_event(msgspec.json.encode({"type": "campaign.scheduled", **fields}))
-    except OSError as error:
+    except FileNotFoundError as error:
         raise CommandError(f"{file}: {error.strerror}") from None
-    except (msgspec.DecodeError, tomllib.TOMLDecodeError, UnicodeDecodeError, EventError) as error:
+    except RecursionError:
+        raise CommandError(f"{file}: is nested too deep") from None
+    except (FileError, EventError) as error:
         raise CommandError(f"{file}: {first_line(error)}") from None
 
 
