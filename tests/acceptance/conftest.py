@@ -173,13 +173,29 @@ class House:
             consumer.close()
 
 
+def _check_logs(houses: Sequence[House]) -> None:
+    """No worker, tracker, agent or Fluentd has logged a recipient's address, whatever became of its mail."""
+    for house in houses:
+        recipient = re.compile(rf"[^\s<>]+@(?:{'|'.join(house.operators)})\.test")
+        logs = [process.log for process in house.processes.values()]
+        logs += [host.fluentd.log for host in house.hosts.values() if host.fluentd is not None]
+        for log in logs:
+            lines = log.read_text(errors="replace").splitlines()
+            assert [line for line in lines if recipient.search(line)] == [], log
+
+
 Build = Callable[..., House]
 
 
 @pytest.fixture
 def build(testbed: Testbed, template: str, request: pytest.FixtureRequest) -> Iterator[Build]:
-    """Builds the house of a test: `build({"gmail": 600}, hosts=2)`; nothing runs before `start()`."""
+    """Builds the house of a test: `build({"gmail": 600}, hosts=2)`; nothing runs before `start()`.
+
+    When all is stopped, no log of it names a recipient.
+    """
+    houses: list[House] = []
     with ExitStack() as stack:
+        stack.callback(_check_logs, houses)
 
         def _build(
             limits: Mapping[str, int | None],
@@ -204,6 +220,7 @@ def build(testbed: Testbed, template: str, request: pytest.FixtureRequest) -> It
                 )
                 stack.callback(testbed.remove_instance, instance.name)
                 instances[instance.name] = instance
-            return House(installation, instances, operators)
+            houses.append(House(installation, instances, operators))
+            return houses[-1]
 
         yield _build

@@ -116,7 +116,11 @@ def test_what_cannot_be_used_is_a_dead_letter(build: Build) -> None:
     house = build({"gmail": None})
     house.start()
     servers = house.installation.environment["FAIRPOST_KAFKA_BOOTSTRAP_SERVERS"]
-    bad = {"campaigns": b"\xff\x00", "due-emails": b'{"user_id": "u"}', "delivery-log": b"[]"}
+    bad = {
+        "campaigns": b"\xff\x00",
+        "due-emails": b'{"email": "ann@gmail.test"}',
+        "delivery-log": b"[]",
+    }
     _produce(servers, {house.installation.topic(name): value for name, value in bad.items()})
     house.publish_campaign("good")
     house.publish_due("good", ["a@gmail.test"])
@@ -127,8 +131,8 @@ def test_what_cannot_be_used_is_a_dead_letter(build: Build) -> None:
         house.installation.topic(name): 0 for name in bad
     }
     due = dead[house.installation.topic("due-emails")]
-    assert (due.value, due.encoding) == ('{"user_id": "u"}', "utf-8")
-    assert due.reason == "due-emails: Object missing required field `campaign_id`"
+    assert (due.value, due.encoding) == ('{"email": "ann@gmail.test"}', "utf-8")
+    assert due.reason == "due-emails: Object missing required field `user_id`"
     assert dead[house.installation.topic("campaigns")].encoding == "base64"
 
 
