@@ -3,6 +3,7 @@
 Exit codes: 0 done, 1 failed, 2 wrong usage or configuration. Listings and nothing else go to standard output.
 """
 
+import io
 import logging
 import os
 import sys
@@ -13,7 +14,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Final, NoReturn
+from typing import IO, Any, BinaryIO, Final, NoReturn, cast
 
 import click
 from msgspec import Struct
@@ -72,6 +73,20 @@ def complain(text: str) -> None:
 def tell(text: str) -> None:
     """One line for a person, on standard output, whatever data is in it."""
     click.echo(printable.one_line(text))
+
+
+def octets_out() -> BinaryIO:
+    """Standard output for records of others: octet by octet, or, on a terminal, what it can show of them."""
+    return cast("BinaryIO", _Shown()) if sys.stdout.isatty() else sys.stdout.buffer
+
+
+class _Shown(io.RawIOBase):
+    def writable(self) -> bool:
+        return True
+
+    def write(self, octets: Any) -> int:
+        sys.stdout.write(printable.lines(bytes(octets).decode(errors="backslashreplace")))
+        return len(octets)
 
 
 def _tell_crash(

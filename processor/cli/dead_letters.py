@@ -11,7 +11,7 @@ from typing import Any, Final
 import click
 from msgspec import Struct
 
-from contract import console, printable
+from contract import console
 from processor.cli.session import actor, json_option, limit_option, settings_of, with_database
 from processor.dead_letter_topic import DeadLetterError, DeadLetterTopic, StoredLetter, newest
 from processor.dead_letters import value_of
@@ -137,10 +137,9 @@ def show(context: click.Context, position: str, *, as_json: bool) -> None:
     for name in ("place", "key", "reason", "encoding", "truncated"):
         value = getattr(letter, name)
         console.complain(f"{name:9} {'-' if value is None else value}")
+    console.octets_out().write(record)
     if sys.stdout.isatty():
-        click.echo(printable.lines(record.decode(errors="backslashreplace")))
-    else:
-        click.echo(record, nl=False)
+        click.echo()
 
 
 @dead_letters.command("republish")

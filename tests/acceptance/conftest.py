@@ -177,7 +177,7 @@ def _check_logs(houses: Sequence[House]) -> None:
     """No worker, tracker, agent or Fluentd has logged a recipient's address, whatever became of its mail."""
     for house in houses:
         recipient = re.compile(rf"[^\s<>]+@(?:{'|'.join(house.operators)})\.test")
-        logs = [process.log for process in house.processes.values()]
+        logs = [*house.installation.directory.glob("*.log")]
         logs += [host.fluentd.log for host in house.hosts.values() if host.fluentd is not None]
         for log in logs:
             lines = log.read_text(errors="replace").splitlines()

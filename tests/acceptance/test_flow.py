@@ -127,10 +127,10 @@ def test_what_cannot_be_used_is_a_dead_letter(build: Build) -> None:
     house.wait_for_states("good", {"sent": 1})
     house.wait_for(lambda: len(house.dead_letters()) == len(bad), "dead letters")
     dead = {letter.topic: letter for letter in house.dead_letters()}
-    assert {topic: letter.offset for topic, letter in dead.items()} == {
-        house.installation.topic(name): 0 for name in bad
-    }
+    assert dead.keys() == {house.installation.topic(name) for name in bad}
+    assert dead[house.installation.topic("campaigns")].offset == 0
     due = dead[house.installation.topic("due-emails")]
+    assert due.offset == 0
     assert (due.value, due.encoding) == ('{"email": "ann@gmail.test"}', "utf-8")
     assert due.reason == "due-emails: Object missing required field `user_id`"
     assert dead[house.installation.topic("campaigns")].encoding == "base64"

@@ -1,5 +1,6 @@
 """How commands speak to people: listings, one-line errors, exit codes, logs."""
 
+import io
 import json
 import logging
 import re
@@ -15,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from contract import console
+from contract import console, printable
 from contract.console import CommandError
 from contract.settings import SettingsError
 
@@ -111,6 +112,27 @@ def test_a_terminal_obeys_no_data(
     said = "".join(capsys.readouterr())
     assert said.replace("\n", "").isprintable()
     assert not any(line.startswith("2026") for line in said.splitlines())
+
+
+class Terminal(io.StringIO):
+    """Where a person looks."""
+
+    def isatty(self) -> bool:
+        """It is one."""
+        return True
+
+
+def test_octets_of_others(
+    monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """A file gets records as they are; a terminal line by line, escaped, also where they are no UTF-8."""
+    octets = HOSTILE.encode() + b"\tz\xff\n"
+    console.octets_out().write(octets)
+    assert capsysbinary.readouterr().out == octets
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
+    assert console.octets_out().write(octets) == len(octets)
+    assert terminal.getvalue() == printable.lines(HOSTILE) + "\tz\\xff\n"
 
 
 # ------------------------------------------------------------------ files of rows
