@@ -3,40 +3,51 @@
 The value is a `fairpost-agent` process without limits, with mail for four operators or for one: it claims chunks, writes
 batches ahead (PostgreSQL with fsync), renders each message from its campaign's template, and gives it to Postfix's feed
 service. Its time is from the first claim to the return of the last chunk. The baseline is `smtp-source` with as many
-connections to the same service, each used for all of its messages: it does nothing but send the same octets again and
-again.
+connections to the same service, each used for all of its messages: it does nothing but send one such message again and
+again, so that Postfix has the same header fields and lines to work on.
 
 Postfix runs what deploy/postfix holds and discards what it takes; either half begins with an empty queue. Each agent has
 a database of its own; its batches grow from ten messages.
+
+In either half Postfix has a core of its own, and all else the others: the ratio says how busy the agent keeps it. On a
+machine that has but two cores they are then shared too: smtp-source does nothing, so the ratio is Postfix's part of the CPU
+time that a message costs.
 """
 
+import os
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Final
 
+import psycopg
+from msgspec import Struct
+
 from benchmarks.measurement import Measurement, Pair, compare
-from benchmarks.steps import OPERATORS, Steps, open_steps
+from benchmarks.steps import OPERATORS, SENDER, Steps, open_steps
 from contract.events import DueEmail, Template
+from smtp_agent.rendering import Content, Recipient, Renderer
 from testbed import Testbed
 from testbed.fleet import Instance
 from testbed.installation import FEED_CONNECTIONS
 from testbed.ports import LOOPBACK
-from testbed.postfix import Postfix
+from testbed.postfix import BOUNCE_DOMAIN, Postfix
 from testbed.processes import find_program, wait_until
 
 NAME: Final = "feed"
 _CAMPAIGN: Final = "spring-sale"
 _MESSAGES: Final = 15_000
-_SIZE: Final = 5_000
-"""Octets of a message, within a few, in either half."""
 _REPEATS: Final = 3
 _TIMEOUT: Final = 120.0
 _PAUSE: Final = 0.1
 """Seconds between two looks whether the agent is done, which take from the CPU time that is measured."""
 
 _LINE: Final = '<tr><td class="line">All that grows and blooms has come to the shop with the spring.</td></tr>\n'
+_OFFER: Final = "offer"
 _TEMPLATE: Final = Template(
     subject="{{ first_name }}, your voucher",
     html=(
@@ -54,33 +65,72 @@ HAVING bool_and(planned = 0 AND instance IS NULL)"""
 _HANDED: Final = "SELECT count(*) FROM messages WHERE state = 'handed'"
 
 
+class _Case(Struct, frozen=True):
+    """What is measured: mail for these operators, and whether all share the cores."""
+
+    name: str
+    operators: Sequence[str]
+    shared: bool
+
+
+_CASES: Final = (
+    _Case(NAME, OPERATORS, shared=False),
+    _Case(f"{NAME}_one_lane", OPERATORS[-1:], shared=False),
+    _Case(f"{NAME}_shared", OPERATORS, shared=True),
+)
+
+
 def measure(testbed: Testbed) -> list[Measurement]:
-    """Messages a second, an agent with four lanes at work and with one, each against smtp-source."""
-    postfix = Postfix(
-        "postfix-bench",
-        testbed.directory / "postfix-bench",
-        parameters={"default_transport": "discard:"},
+    """Messages a second, an agent with four lanes at work, with one, and on shared cores, each against smtp-source."""
+    message = testbed.directory / "message"
+    message.write_bytes(_message())
+    return compare(
+        [case.name for case in _CASES],
+        "messages/s",
+        partial(_repeat, testbed, message),
+        repeats=_REPEATS,
     )
-    with postfix:
-        return compare(
-            [NAME, f"{NAME}_one_lane"],
-            "messages/s",
-            partial(_repeat, testbed, postfix),
-            repeats=_REPEATS,
-        )
 
 
-def _repeat(testbed: Testbed, postfix: Postfix, number: int) -> list[Pair]:
-    pairs = []
-    for operators in (OPERATORS, OPERATORS[-1:]):
-        name = f"{NAME}_{number}_{len(operators)}"
+def _repeat(testbed: Testbed, message: Path, number: int) -> list[Pair]:
+    return [_pair(testbed, message, case, f"{case.name}_{number}") for case in _CASES]
+
+
+def _pair(testbed: Testbed, message: Path, case: _Case, name: str) -> Pair:
+    postfix = Postfix(
+        "postfix-bench", testbed.directory / name, parameters={"default_transport": "discard:"}
+    )
+    with _started(testbed, postfix, shared=case.shared):
         with open_steps(testbed, name) as steps:
             steps.installation.start_agent(Instance(postfix.name, postfix, fluentd=None))
-            value = _MESSAGES / _hand_over(steps, operators)
+            value = _MESSAGES / _hand_over(steps, case.operators)
         _drain(postfix)
-        pairs.append(Pair(value, _MESSAGES / _send(postfix)))
+        baseline = _MESSAGES / _send(postfix, message)
         _drain(postfix)
-    return pairs
+    return Pair(value, baseline)
+
+
+@contextmanager
+def _started(testbed: Testbed, postfix: Postfix, *, shared: bool) -> Iterator[None]:
+    """Runs Postfix, on a core of its own unless all are shared; a process that is started has the cores of its parent."""
+    cores = os.sched_getaffinity(0)
+    own = {min(cores)}
+    postmaster = _postmaster(testbed)
+    try:
+        os.sched_setaffinity(0, cores if shared else own)
+        with postfix:
+            for pid in (0, postmaster):
+                os.sched_setaffinity(pid, cores if shared else cores - own or own)
+            yield
+    finally:
+        for pid in (0, postmaster):
+            os.sched_setaffinity(pid, cores)
+
+
+def _postmaster(testbed: Testbed) -> int:
+    with psycopg.connect(testbed.postgres.dsn()) as connection:
+        backend = connection.info.backend_pid
+        return int(Path(f"/proc/{backend}/stat").read_text().rpartition(") ")[2].split()[1])
 
 
 def _hand_over(steps: Steps, operators: Sequence[str]) -> float:
@@ -107,7 +157,7 @@ def _email(number: int, operator: str) -> DueEmail:
     return DueEmail(
         user_id=f"user-{number:09d}",
         campaign_id=_CAMPAIGN,
-        email_key="offer",
+        email_key=_OFFER,
         email=f"firstname.lastname.{number:09d}@{operator}.test",
         variables={
             "first_name": "Zoe",
@@ -117,13 +167,22 @@ def _email(number: int, operator: str) -> DueEmail:
     )
 
 
-def _send(postfix: Postfix) -> float:
-    """Sends as many messages by smtp-source; answers how many seconds it took."""
+def _message() -> bytes:
+    """One of the agent's messages, some 5,000 octets, with the line ends of a file."""
+    email = _email(0, OPERATORS[-1])
+    content = Content(_CAMPAIGN, 1, SENDER, None, {_OFFER: _TEMPLATE}, None, {})
+    recipient = Recipient(1, email.user_id, email.email, email.email_key, email.variables)
+    rendered = Renderer(content, BOUNCE_DOMAIN).render(recipient, datetime.now(UTC))
+    return rendered.message.replace(b"\r\n", b"\n")
+
+
+def _send(postfix: Postfix, message: Path) -> float:
+    """Sends the message as often by smtp-source; answers how many seconds it took."""
     began = time.monotonic()
     subprocess.run(
         [
             *(find_program("smtp-source"), "-d", "-N", "-s", str(FEED_CONNECTIONS)),
-            *("-m", str(_MESSAGES), "-l", str(_SIZE)),
+            *("-m", str(_MESSAGES), "-F", str(message)),
             *("-f", f"bench@{postfix.bounce_domain}", "-t", f"bench@{OPERATORS[-1]}.test"),
             f"{LOOPBACK}:{postfix.feed_port}",
         ],

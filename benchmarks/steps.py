@@ -35,6 +35,7 @@ from testbed.processes import wait_until
 T = TypeVar("T")
 
 OPERATORS: Final = ("gmail", "outlook", "yahoo", "other")
+SENDER: Final = "Shop <shop@shop.example>"
 AT: Final = datetime(2026, 1, 1, tzinfo=UTC)
 
 _RIPE: Final = "SELECT max(opened_at) < clock_timestamp() - interval '1 second' FROM chunks"
@@ -105,7 +106,7 @@ class Steps:
         campaign = CampaignScheduled(
             campaign_id=campaign_id,
             name="Spring sale",
-            sender="Shop <shop@shop.example>",
+            sender=SENDER,
             scheduled_for=AT,
             templates={"offer": offer},
         )

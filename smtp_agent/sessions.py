@@ -89,8 +89,7 @@ class Session:
             OSError: nobody listens.
         """
         try:
-            async with asyncio.timeout(_CONNECT_TIMEOUT):
-                await self._opened()
+            await self._opened(self._clock() + _CONNECT_TIMEOUT)
         except TimeoutError:
             raise SmtpError(f"no greeting in {_CONNECT_TIMEOUT:g} s") from None
 
@@ -110,7 +109,7 @@ class Session:
             self.abort()
         if now >= deadline:
             return NOT_BEGUN
-        refusal = await self._offer(message, deadline - now)
+        refusal = await self._offer(message, min(deadline, now + _REPLY_TIMEOUT))
         if refusal is not None:
             return refusal
         if self._clock() >= deadline:
@@ -118,14 +117,13 @@ class Session:
             return NOT_BEGUN
         return await self._content(message, after)
 
-    async def _offer(self, message: Rendered, seconds: float) -> Refused | Declined | Unsent | None:
+    async def _offer(self, message: Rendered, until: float) -> Refused | Declined | Unsent | None:
         """Says the envelope if it was not said; answers why the message may not follow."""
         try:
-            async with asyncio.timeout(min(_REPLY_TIMEOUT, seconds)):
-                connection = await self._opened()
-                if self._said is None:
-                    connection.write(_envelope(message))
-                replies = await _replies(connection)
+            connection = await self._opened(until)
+            if self._said is None:
+                connection.write(_envelope(message))
+            replies = await self._replies(connection, until)
         except TimeoutError:
             self.abort()
             return Unsent("Postfix did not answer in time")
@@ -162,8 +160,7 @@ class Session:
         connection.write(octets if after is None else octets + _envelope(after))
         self._fail_points.reach(AgentFailPoint.AFTER_DOT)
         try:
-            async with asyncio.timeout(_REPLY_TIMEOUT):
-                reply = await connection.reply()
+            reply = await connection.reply(_REPLY_TIMEOUT)
         except TimeoutError:
             self.abort()
             return InDoubt(f"no reply to the message in {_REPLY_TIMEOUT:g} s")
@@ -184,13 +181,13 @@ class Session:
         Raises:
             FeedError: it did not; the line may be in the log nevertheless.
         """
+        until = self._clock() + _CONNECT_TIMEOUT
         try:
-            async with asyncio.timeout(_CONNECT_TIMEOUT):
-                connection = await self._opened()
-                connection.write(
-                    _command(f"MAIL FROM:<{sender}>") + b"RCPT TO:<f@fence.invalid>\r\nRSET\r\n"
-                )
-                mail, recipient, reset = [await connection.reply() for _ in range(3)]
+            connection = await self._opened(until)
+            connection.write(
+                _command(f"MAIL FROM:<{sender}>") + b"RCPT TO:<f@fence.invalid>\r\nRSET\r\n"
+            )
+            mail, recipient, reset = [await self._reply(connection, until) for _ in range(3)]
         except (TimeoutError, SmtpError, OSError) as error:
             self.abort()
             raise FeedError(f"Postfix does not answer the fence: {first_line(error)}") from None
@@ -218,13 +215,14 @@ class Session:
             connection.abort()
             metrics.FEED_CONNECTIONS.dec()
 
-    async def _opened(self) -> Connection:
+    async def _opened(self, until: float) -> Connection:
         if self._said is None and not self.is_trusted:
             await self.close()
         if self._connection is None:
-            connection = await connect(self._host, self._port)
+            async with asyncio.timeout(until - self._clock()):
+                connection = await connect(self._host, self._port)
             try:
-                await _greet(connection)
+                await self._greet(connection, until)
             except BaseException:
                 connection.abort()
                 raise
@@ -239,24 +237,36 @@ class Session:
         assert connection is not None  # noqa: S101  it was opened
         connection.write(command)
         try:
-            async with asyncio.timeout(_END_TIMEOUT):
-                await connection.reply()
+            await connection.reply(_END_TIMEOUT)
         except (TimeoutError, SmtpError):
             self.abort()
 
+    async def _greet(self, connection: Connection, until: float) -> None:
+        greeting = await self._reply(connection, until)
+        if greeting.code != _GREETING:
+            raise SmtpError(str(greeting))
+        connection.write(b"EHLO localhost\r\n")
+        extensions = await self._reply(connection, until)
+        if extensions.code != _OK:
+            raise SmtpError(str(extensions))
+        if "PIPELINING" not in extensions.text.split():
+            raise SmtpError(
+                "Postfix does not offer PIPELINING: take it out of smtpd_discard_ehlo_keywords"
+            )
 
-async def _greet(connection: Connection) -> None:
-    greeting = await connection.reply()
-    if greeting.code != _GREETING:
-        raise SmtpError(str(greeting))
-    connection.write(b"EHLO localhost\r\n")
-    extensions = await connection.reply()
-    if extensions.code != _OK:
-        raise SmtpError(str(extensions))
-    if "PIPELINING" not in extensions.text.split():
-        raise SmtpError(
-            "Postfix does not offer PIPELINING: take it out of smtpd_discard_ehlo_keywords"
-        )
+    async def _replies(self, connection: Connection, until: float) -> list[Reply]:
+        """The replies to MAIL, RCPT and DATA, or as many as came and decide."""
+        replies: list[Reply] = []
+        try:
+            while len(replies) < 3:  # noqa: PLR2004  commands
+                replies.append(await self._reply(connection, until))
+        except SmtpError:
+            if all(reply.code == _OK for reply in replies):
+                raise
+        return replies
+
+    async def _reply(self, connection: Connection, until: float) -> Reply:
+        return await connection.reply(until - self._clock())
 
 
 def _envelope(message: Rendered) -> bytes:
@@ -277,15 +287,3 @@ def _command(line: str) -> bytes:
     if _CONTROL.search(line):
         raise ValueError("an address holds a control character")
     return line.encode() + b"\r\n"
-
-
-async def _replies(connection: Connection) -> list[Reply]:
-    """The replies to MAIL, RCPT and DATA, or as many as came and decide."""
-    replies: list[Reply] = []
-    try:
-        while len(replies) < 3:  # noqa: PLR2004  commands
-            replies.append(await connection.reply())
-    except SmtpError:
-        if all(reply.code == _OK for reply in replies):
-            raise
-    return replies

@@ -38,6 +38,7 @@ class Connection(asyncio.Protocol):
     """One connection to a server, made by `connect`."""
 
     def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._unread = b""
         self._lines: list[bytes] = []
@@ -60,21 +61,36 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.write(octets)
 
-    async def reply(self) -> Reply:
+    async def reply(self, seconds: float) -> Reply:
         """The next reply; waits for it.
+
+        Args:
+            seconds: for how long at most.
 
         Raises:
             SmtpError: the connection was lost before it, or what came is no reply.
+            TimeoutError: none came in time; it may come later, and is the next then.
         """
-        while not self._replies:
-            if self._failure is not None:
-                raise SmtpError(self._failure)
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        return self._replies.popleft()
+        if not self._replies:
+            await self._wait(seconds)
+        if self._replies:
+            return self._replies.popleft()
+        if self._failure is not None:
+            raise SmtpError(self._failure)
+        raise TimeoutError
+
+    async def _wait(self, seconds: float) -> None:
+        """Until there is a reply, a failure, or no time left."""
+        if self._failure is not None:
+            return
+        # asyncio.timeout() costs more than all else that is done for a reply.
+        self._waiter = self._loop.create_future()
+        timer = self._loop.call_later(max(seconds, 0), self._wake)
+        try:
+            await self._waiter
+        finally:
+            timer.cancel()
+            self._waiter = None
 
     def abort(self) -> None:
         """Ends it without a word; what was not sent by now never is."""
@@ -99,7 +115,8 @@ class Connection(asyncio.Protocol):
                 self._lines = []
         if len(self._unread) + sum(map(len, self._lines)) > _LONGEST_REPLY:
             self._fail("the server sent a reply without end")
-        self._wake()
+        if self._replies:
+            self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Of asyncio.Protocol."""

@@ -39,7 +39,7 @@ async def replies(*pieces: bytes, count: int) -> list[Reply]:
     connection = Connection()
     for piece in pieces:
         connection.data_received(piece)
-    return [await connection.reply() for _ in range(count)]
+    return [await connection.reply(10) for _ in range(count)]
 
 
 REPLIES = b"220 mta ESMTP\r\n250-mta\r\n250-PIPELINING\r\n250 DSN\r\n354\r\n550-5.1.1 no\r\n550 5.1.1 such user\n"
@@ -80,10 +80,10 @@ async def test_what_is_no_reply_ends_the_connection(octets: bytes, why: str) -> 
     """After what is no reply, or one without end, there is none; those before it can be taken."""
     connection = Connection()
     connection.data_received(b"220 mta\r\n" + octets)
-    assert await connection.reply() == Reply(220, "mta")
+    assert await connection.reply(10) == Reply(220, "mta")
     assert not connection.is_open
     with pytest.raises(SmtpError, match=why):
-        await connection.reply()
+        await connection.reply(10)
 
 
 async def test_a_lost_connection_has_the_replies_that_came() -> None:
@@ -92,7 +92,19 @@ async def test_a_lost_connection_has_the_replies_that_came() -> None:
     connection.data_received(b"421 4.3.2 bye\r\n")
     connection.connection_lost(ConnectionResetError(104, "Connection reset by peer"))
     assert not connection.is_quiet
-    assert (await connection.reply()).code == 421
+    assert (await connection.reply(10)).code == 421
     connection.write(b"MAIL FROM:<>\r\n")
     with pytest.raises(SmtpError, match=r"Connection lost: .* reset by peer"):
-        await connection.reply()
+        await connection.reply(10)
+
+
+async def test_a_reply_that_comes_late_is_the_next() -> None:
+    """Who waits long enough for nothing is told so, and what comes then is not lost."""
+    connection = Connection()
+    connection.data_received(b"250-mta\r\n")
+    with pytest.raises(TimeoutError):
+        await connection.reply(0.01)
+    connection.data_received(b"250 DSN\r\n")
+    assert await connection.reply(0) == Reply(250, "mta DSN")
+    with pytest.raises(TimeoutError):
+        await connection.reply(-1)
