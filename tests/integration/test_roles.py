@@ -218,6 +218,9 @@ async def test_no_agent_acts_in_the_name_of_another(post: Post, database: Databa
     async with post.agent.connection() as connection:
         await connection.execute(IN_ANOTHERS_NAME[-1].encode(), values)
     assert await post.states() == {dispatch: "planned"}
+    await post.owner.execute("UPDATE instances SET machine_id = '' WHERE instance = 'postfix-a'")
+    assert await register(intruder, "postfix-a") is None, "adopted, it is the next one's"
+    assert "login intruder" in (await register(database.agent, "postfix-a") or "")
 
 
 async def test_no_lease_is_for_ever(post: Post) -> None:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,11 @@ def query(dsn: str, statement: str) -> list[tuple[Any, ...]]:
 
 def everything() -> list[str]:
     """What an empty database lacks."""
-    return ["0001_schema", *(file.name for file in function_files())]
+    migrations = files("contract").joinpath("migrations").iterdir()
+    return [
+        *sorted(Path(m.name).stem for m in migrations),
+        *(file.name for file in function_files()),
+    ]
 
 
 def test_migrates_once(empty: str) -> None:
