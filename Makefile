@@ -49,6 +49,11 @@ format: setup ## Format and mend what ruff can
 	@$(BIN)/ruff format $(SOURCES)
 	@$(BIN)/ruff check --fix $(SOURCES)
 
+.PHONY: docs
+docs: setup ## What of docs/ is made from the code: the reference of the commands, the schemas of the events
+	@$(BIN)/python docs/commands.py
+	@$(BIN)/python -m contract.schemas docs/events
+
 .PHONY: lock
 lock: setup ## Exact versions anew, from the ranges in pyproject.toml
 	@$(BIN)/pip-compile --quiet --upgrade --all-extras --generate-hashes --allow-unsafe --strip-extras \

@@ -12,6 +12,9 @@ a database of its own; its batches grow from ten messages.
 In either half Postfix has a core of its own, and all else the others: the ratio says how busy the agent keeps it. On a
 machine that has but two cores they are then shared too: smtp-source does nothing, so the ratio is Postfix's part of the CPU
 time that a message costs.
+
+`feed_signed` is the agent on shared cores where OpenDKIM signs each message (RSA, 2,048 bits), against the same where nobody
+does.
 """
 
 import os
@@ -20,6 +23,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from email.utils import parseaddr
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -30,16 +34,19 @@ from msgspec import Struct
 from benchmarks.measurement import Measurement, Pair, compare
 from benchmarks.steps import OPERATORS, SENDER, Steps, open_steps
 from contract.events import DueEmail, Template
-from smtp_agent.rendering import Content, Recipient, Renderer
+from contract.rendering import Content, Recipient, Renderer
 from testbed import Testbed
 from testbed.fleet import Instance
 from testbed.installation import FEED_CONNECTIONS
+from testbed.opendkim import OpenDkim
 from testbed.ports import LOOPBACK
 from testbed.postfix import BOUNCE_DOMAIN, Postfix
 from testbed.processes import find_program, wait_until
 
 NAME: Final = "feed"
+_SIGNED: Final = f"{NAME}_signed"
 _CAMPAIGN: Final = "spring-sale"
+_FROM_DOMAIN: Final = parseaddr(SENDER)[1].rpartition("@")[2]
 _MESSAGES: Final = 15_000
 _REPEATS: Final = 3
 _TIMEOUT: Final = 120.0
@@ -81,33 +88,56 @@ _CASES: Final = (
 
 
 def measure(testbed: Testbed) -> list[Measurement]:
-    """Messages a second, an agent with four lanes at work, with one, and on shared cores, each against smtp-source."""
+    """Messages a second, an agent with four lanes, with one, and on shared cores, each against smtp-source; and signed."""
     message = testbed.directory / "message"
     message.write_bytes(_message())
-    return compare(
-        [case.name for case in _CASES],
-        "messages/s",
-        partial(_repeat, testbed, message),
-        repeats=_REPEATS,
-    )
+    opendkim = OpenDkim("bench", testbed.directory / "bench-dkim", [_FROM_DOMAIN])
+    try:
+        opendkim.start()
+        return compare(
+            [*(case.name for case in _CASES), _SIGNED],
+            "messages/s",
+            partial(_repeat, testbed, message, opendkim),
+            repeats=_REPEATS,
+        )
+    finally:
+        opendkim.stop()
 
 
-def _repeat(testbed: Testbed, message: Path, number: int) -> list[Pair]:
-    return [_pair(testbed, message, case, f"{case.name}_{number}") for case in _CASES]
+def _repeat(testbed: Testbed, message: Path, opendkim: OpenDkim, number: int) -> list[Pair]:
+    pairs = [_pair(testbed, message, case, f"{case.name}_{number}") for case in _CASES]
+    return [*pairs, _signed_pair(testbed, opendkim, f"{_SIGNED}_{number}")]
 
 
 def _pair(testbed: Testbed, message: Path, case: _Case, name: str) -> Pair:
-    postfix = Postfix(
-        "postfix-bench", testbed.directory / name, parameters={"default_transport": "discard:"}
-    )
+    postfix = _postfix(testbed, name)
     with _started(testbed, postfix, shared=case.shared):
-        with open_steps(testbed, name) as steps:
-            steps.installation.start_agent(Instance(postfix.name, postfix, fluentd=None))
-            value = _MESSAGES / _hand_over(steps, case.operators)
-        _drain(postfix)
+        value = _agent_rate(testbed, postfix, case.operators, name)
         baseline = _MESSAGES / _send(postfix, message)
         _drain(postfix)
     return Pair(value, baseline)
+
+
+def _signed_pair(testbed: Testbed, opendkim: OpenDkim, name: str) -> Pair:
+    rates = []
+    for half, milter in ((name, opendkim.milter), (f"{name}_not", "")):
+        postfix = _postfix(testbed, half, milter)
+        with _started(testbed, postfix, shared=True):
+            rates.append(_agent_rate(testbed, postfix, OPERATORS, half))
+    return Pair(*rates)
+
+
+def _postfix(testbed: Testbed, name: str, milter: str = "") -> Postfix:
+    discarding = {"default_transport": "discard:"}
+    return Postfix("postfix-bench", testbed.directory / name, parameters=discarding, milter=milter)
+
+
+def _agent_rate(testbed: Testbed, postfix: Postfix, operators: Sequence[str], name: str) -> float:
+    with open_steps(testbed, name) as steps:
+        steps.installation.start_agent(Instance(postfix.name, postfix, fluentd=None))
+        rate = _MESSAGES / _hand_over(steps, operators)
+    _drain(postfix)
+    return rate
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 Exit codes: 0 done, 1 failed, 2 wrong usage or configuration. Listings and nothing else go to standard output.
 """
 
+import errno
 import io
 import logging
 import os
@@ -96,16 +97,23 @@ def _tell_crash(
     click.echo(printable.lines(story), err=True, nl=False)
 
 
-def show(rows: Sequence[Struct], *, as_json: bool, columns: Sequence[str] | None = None) -> None:
+def show(
+    rows: Sequence[Struct],
+    *,
+    as_json: bool,
+    columns: Sequence[str] | None = None,
+    one_line: bool = False,
+) -> None:
     """A listing on standard output: one JSON array, or a table for people.
 
     Args:
         rows: structs of one kind.
         as_json: one array of objects with all fields.
         columns: the fields that the table shows; all by default.
+        one_line: the array is a line of its own, for listings that follow one another.
     """
     if as_json:
-        show_json(rows)
+        show_json(rows, one_line=one_line)
         return
     names = columns or (rows[0].__struct_fields__ if rows else ())
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -113,17 +121,25 @@ def show(rows: Sequence[Struct], *, as_json: bool, columns: Sequence[str] | None
         numeric = bool(rows) and isinstance(getattr(rows[0], name), int | float)
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(_cell(getattr(row, name)) for name in names))
+        table.add_row(*(cell(getattr(row, name)) for name in names))
     width = None if sys.stdout.isatty() else 200
-    Console(width=width, highlight=False, markup=False, emoji=False).print(table)
+    _Terminal(width=width, highlight=False, markup=False, emoji=False).print(table)
 
 
-def show_json(value: object) -> None:
-    """JSON on standard output, indented for people."""
-    click.echo(printable.json_text(value, indent=1))
+class _Terminal(Console):
+    """rich's, which leaves it to others what follows when nobody reads any more."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
-def _cell(value: Any) -> str:
+def show_json(value: object, *, one_line: bool = False) -> None:
+    """JSON on standard output, indented for people, or in one line."""
+    click.echo(printable.json_text(value, indent=None if one_line else 1))
+
+
+def cell(value: object) -> str:
+    """A value for people: a dash for nothing, times in UTC to the second, control characters escaped."""
     match value:
         case None:
             return "-"

@@ -239,7 +239,8 @@ class DeliveryStatus(Struct, frozen=True, kw_only=True):
     """What became of a dispatch; first copies are in order within a dispatch, and a repeat has the same `event_id`.
 
     Attributes:
-        status: `queued, deferred, sent, bounced, expired, rejected, suppressed, cancelled, uncertain`.
+        status: `queued, deferred, sent, bounced, expired, rejected, suppressed, cancelled, uncertain`. Nothing follows
+            the first that is final, unless it is `rejected` and a person has it retried.
         reply_class: `class` in JSON; null unless an operator refused it (`deferred`, `bounced`): what is `rejected` never
             reached one.
         dsn: the enhanced status code (RFC 3463).

@@ -45,7 +45,7 @@ FINAL: Final = frozenset(
         MessageState.CANCELLED,
     }
 )
-"""The first of these that a message reaches stays."""
+"""The first of these that a message reaches stays; only what was rejected a person may have retried."""
 
 _OUTCOMES: Final = frozenset({MessageState.SENT, MessageState.BOUNCED, MessageState.EXPIRED})
 
@@ -79,6 +79,15 @@ MESSAGE_TRANSITIONS: Final[dict[MessageState, frozenset[MessageState]]] = {
     MessageState.QUEUED: _OUTCOMES | {MessageState.UNCERTAIN, MessageState.DEFERRED},
     MessageState.DEFERRED: _OUTCOMES | {MessageState.UNCERTAIN, MessageState.DEFERRED},
     **{state: frozenset() for state in FINAL},
+    # A person has it retried; it may have become the others meanwhile.
+    MessageState.REJECTED: frozenset(
+        {
+            MessageState.PLANNED,
+            MessageState.EXPIRED,
+            MessageState.SUPPRESSED,
+            MessageState.CANCELLED,
+        }
+    ),
 }
 """From each state of a message, those that may follow."""
 

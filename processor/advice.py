@@ -25,7 +25,6 @@ _BY_STATE: Final[dict[str, str]] = {
     MessageState.SENT: "nothing: the operator has taken it",
     MessageState.BOUNCED: "read the reply: the operator refused it for good, and it is not sent again",
     MessageState.EXPIRED: f"nothing; if it is still wanted, {_AGAIN}",
-    MessageState.REJECTED: f"mend what the reply says, and {_AGAIN}",
     MessageState.SUPPRESSED: (
         "nothing; if its address should get mail again, `fairpost suppressions remove`, and "
         + _AGAIN
@@ -51,6 +50,8 @@ def advice(life: Life, now: datetime) -> str:
             text = _OF_CAMPAIGN.get(life.campaign_state) or _of_planned(life, now)
         case MessageState.HANDED:
             text = _of_handed(life, now)
+        case MessageState.REJECTED:
+            text = _of_rejected(life)
         case state:
             text = _BY_STATE[state]
     return text.format(life=life)
@@ -75,6 +76,14 @@ def _of_planned(life: Life, now: datetime) -> str:
     )
     waits = "wait until an instance claims its chunk (`fairpost instances list`)"
     return next((text for stands, text in reasons if stands), waits)
+
+
+def _of_rejected(life: Life) -> str:
+    if life.campaign_state == CampaignState.CANCELLED:
+        return "nothing: its campaign is cancelled"
+    if not life.email:  # it could not even be planned
+        return f"mend what the reply says, and {_AGAIN}"
+    return "mend what the reply says; then `fairpost campaigns retry-rejected {life.campaign_id}`"
 
 
 def _of_handed(life: Life, now: datetime) -> str:

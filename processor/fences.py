@@ -105,12 +105,17 @@ def _tell(judgement: Judgement) -> None:
     )
 
 
+async def unjudged_fences(connection: AsyncConnection[Any]) -> tuple[int, float]:
+    """How many fences wait for their lines, and for how many seconds the oldest does."""
+    row = await (await connection.execute(_UNJUDGED)).fetchone()
+    return (row[0], row[1]) if row else (0, 0.0)
+
+
 async def observe_fences(connection: AsyncConnection[Any]) -> None:
     """Measures the fences that wait for their lines."""
-    row = await (await connection.execute(_UNJUDGED)).fetchone()
-    if row is not None:
-        metrics.FENCES_UNJUDGED.set(row[0])
-        metrics.FENCE_AGE.set(row[1])
+    number, age = await unjudged_fences(connection)
+    metrics.FENCES_UNJUDGED.set(number)
+    metrics.FENCE_AGE.set(age)
 
 
 async def drop_old_fences(connection: AsyncConnection[Any]) -> int:

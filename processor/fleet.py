@@ -10,6 +10,8 @@ from msgspec import Struct
 from psycopg import AsyncConnection
 from psycopg.rows import class_row
 
+from processor.audit import Action
+
 # On record under the very moment of the change; what is so already is no change.
 _SWITCH: Final = """
 WITH switched AS (
@@ -39,7 +41,7 @@ class Sending(Struct, frozen=True):
 
 async def switch_sending(connection: AsyncConnection[Any], *, sending: bool, actor: str) -> bool:
     """Switches the fleet on or off; False: it was so already, since when and by whom stays on record."""
-    action = "sending.on" if sending else "sending.off"
+    action = Action.SENDING_ON if sending else Action.SENDING_OFF
     values = {"sending": sending, "actor": actor, "action": action}
     return (await connection.execute(_SWITCH, values)).rowcount == 1
 

@@ -74,20 +74,34 @@ async def drop_old_retries(connection: AsyncConnection[Any]) -> int:
     return (await connection.execute(_DROP_OLD_RETRIES)).rowcount
 
 
+async def unplanned_dispatches(connection: AsyncConnection[Any]) -> tuple[int, float]:
+    """How many dispatches are reserved and not planned, and for how many seconds the oldest is."""
+    row = await (await connection.execute(_PENDING)).fetchone()
+    return (row[0], row[1]) if row else (0, 0.0)
+
+
+async def outbox_age(connection: AsyncConnection[Any]) -> float:
+    """Seconds since the outbox's oldest row was written; 0 where it is empty."""
+    row = await (await connection.execute(_OUTBOX_AGE)).fetchone()
+    return float(row[0]) if row else 0.0
+
+
+async def messages_by_state(connection: AsyncConnection[Any]) -> dict[MessageState, int]:
+    """How many messages are in each state."""
+    row = await (await connection.execute(_BY_STATE.encode())).fetchone()
+    return dict(zip(MessageState, row or (0,) * len(MessageState), strict=True))
+
+
 async def observe(connection: AsyncConnection[Any]) -> None:
     """Measures what waits: the fleet, its instances, reservations to be planned, the outbox, messages by state."""
     metrics.SENDING.set((await show_sending(connection)).sending)
     for instance_state, instances in (await count_instances(connection)).items():
         metrics.INSTANCES.labels(instance_state).set(instances)
-    unplanned = await (await connection.execute(_PENDING)).fetchone()
-    outbox = await (await connection.execute(_OUTBOX_AGE)).fetchone()
-    states = await (await connection.execute(_BY_STATE.encode())).fetchone()
-    if unplanned is None or outbox is None or states is None:
-        return
-    metrics.UNPLANNED.set(unplanned[0])
-    metrics.UNPLANNED_AGE.set(unplanned[1])
-    metrics.OUTBOX_AGE.set(outbox[0])
-    for state, number in zip(MessageState, states, strict=True):
+    unplanned, age = await unplanned_dispatches(connection)
+    metrics.UNPLANNED.set(unplanned)
+    metrics.UNPLANNED_AGE.set(age)
+    metrics.OUTBOX_AGE.set(await outbox_age(connection))
+    for state, number in (await messages_by_state(connection)).items():
         metrics.MESSAGES.labels(state).set(number)
 
 

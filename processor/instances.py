@@ -1,5 +1,6 @@
-"""Instances as people see them, and what people do to them; each of their acts stands in the audit."""
+"""Instances as people see them, and what people do to them; what changes one stands in the audit."""
 
+from collections import Counter
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -8,7 +9,8 @@ from typing import Any, Final
 from msgspec import Struct
 from psycopg import AsyncConnection
 from psycopg.rows import class_row
-from psycopg.types.json import Jsonb
+
+from processor.audit import Act, Action, record
 
 BLOCK: Final = 1_000
 """Messages in one transaction at most, so that nothing waits long."""
@@ -105,21 +107,22 @@ SELECT i.instance, {_STATE},
   LEFT JOIN LATERAL (SELECT * FROM fences x WHERE x.instance = i.instance ORDER BY asked_at DESC LIMIT 1) f ON true
  ORDER BY i.instance"""  # noqa: S608  no values
 
-_COUNT: Final = f"SELECT state, count(*) FROM (SELECT {_STATE} FROM instances) i GROUP BY state"  # noqa: S608  no values
+_STATES: Final = f"SELECT instance, {_STATE} FROM instances ORDER BY instance"  # noqa: S608  no values
 
 _LOCK: Final = """
 SELECT retired_at IS NOT NULL, extract(epoch FROM clock_timestamp() - seen_at)::float8
   FROM instances WHERE instance = %s FOR NO KEY UPDATE"""
 
 _RETIRE: Final = """
-UPDATE instances SET retired_at = coalesce(retired_at, clock_timestamp()) WHERE instance = %s"""
+UPDATE instances SET retired_at = clock_timestamp() WHERE instance = %s AND retired_at IS NULL"""
 _ADOPT: Final = """
-UPDATE instances SET machine_id = '', queue_directory = '', retired_at = NULL WHERE instance = %s"""
+UPDATE instances SET machine_id = '', queue_directory = '', retired_at = NULL
+ WHERE instance = %s AND (machine_id <> '' OR queue_directory <> '' OR retired_at IS NOT NULL)"""
 _PAUSE: Final = """
-UPDATE instances SET paused_at = coalesce(paused_at, clock_timestamp()) WHERE instance = %s"""
-_RESUME: Final = "UPDATE instances SET paused_at = NULL WHERE instance = %s"
-
-_AUDIT: Final = "INSERT INTO audit (actor, action, subject, details) VALUES (%s, %s, %s, %s)"
+UPDATE instances SET paused_at = clock_timestamp() WHERE instance = %s AND paused_at IS NULL"""
+_RESUME: Final = (
+    "UPDATE instances SET paused_at = NULL WHERE instance = %s AND paused_at IS NOT NULL"
+)
 
 # The chunks that it holds, where a first batch may be under way, and those where it may still have something.
 _CHUNKS: Final = """
@@ -139,30 +142,36 @@ async def list_instances(connection: AsyncConnection[Any]) -> list[Instance]:
         return await (await cursor.execute(_LIST.encode(), values)).fetchall()
 
 
+async def instance_states(connection: AsyncConnection[Any]) -> dict[str, InstanceState]:
+    """How each instance stands, by name."""
+    rows = await connection.execute(_STATES.encode(), {"silent_after": SILENT_AFTER})
+    return {instance: InstanceState(state) for instance, state in await rows.fetchall()}
+
+
 async def count_instances(connection: AsyncConnection[Any]) -> dict[InstanceState, int]:
     """How many instances are in each state, those that none is in included."""
-    rows = await connection.execute(_COUNT.encode(), {"silent_after": SILENT_AFTER})
-    return dict.fromkeys(InstanceState, 0) | {
-        InstanceState(state): number for state, number in await rows.fetchall()
-    }
+    counted = Counter((await instance_states(connection)).values())
+    return {state: counted[state] for state in InstanceState}
 
 
-async def pause_instance(connection: AsyncConnection[Any], instance: str, actor: str) -> None:
+async def pause_instance(connection: AsyncConnection[Any], instance: str, actor: str) -> bool:
     """Stops its lanes at their next batch, until a person resumes it; what its Postfix has goes on.
 
-    Raises:
-        InstanceError: it is unknown or retired.
-    """
-    await _act(connection, _PAUSE, instance, actor, "instance.pause")
-
-
-async def resume_instance(connection: AsyncConnection[Any], instance: str, actor: str) -> None:
-    """Lifts a pause.
+    False: it was paused already, which stays as it was.
 
     Raises:
         InstanceError: it is unknown or retired.
     """
-    await _act(connection, _RESUME, instance, actor, "instance.resume")
+    return await _act(connection, _PAUSE, instance, actor, Action.INSTANCE_PAUSE)
+
+
+async def resume_instance(connection: AsyncConnection[Any], instance: str, actor: str) -> bool:
+    """Lifts a pause; False: there was none.
+
+    Raises:
+        InstanceError: it is unknown or retired.
+    """
+    return await _act(connection, _RESUME, instance, actor, Action.INSTANCE_RESUME)
 
 
 async def adopt_instance(connection: AsyncConnection[Any], instance: str, actor: str) -> None:
@@ -174,8 +183,7 @@ async def adopt_instance(connection: AsyncConnection[Any], instance: str, actor:
     async with connection.transaction():
         _, silent = await _lock(connection, instance)
         _refuse_alive(instance, silent, "stop it, and wait for half a minute")
-        await connection.execute(_ADOPT, (instance,))
-        await connection.execute(_AUDIT, (actor, "instance.adopt", instance, Jsonb({})))
+        await _change(connection, _ADOPT, actor, Act(Action.INSTANCE_ADOPT, instance))
 
 
 async def retire_instance(
@@ -204,10 +212,8 @@ async def retire_instance(
         retired, silent = await _lock(connection, instance)
         if not retired and not force:
             _refuse_alive(instance, silent, "stop it, or use --force where it must be so")
-        await connection.execute(_RETIRE, (instance,))
-        await connection.execute(
-            _AUDIT, (actor, "instance.retire", instance, Jsonb({"force": force}))
-        )
+        act = Act(Action.INSTANCE_RETIRE, instance, {"force": force})
+        await _change(connection, _RETIRE, actor, act)
     chunks = await (await connection.execute(_CHUNKS, {"instance": instance})).fetchall()
     lost = 0
     for number, (chunk_id,) in enumerate(chunks, start=1):
@@ -225,16 +231,23 @@ async def _retire_block(connection: AsyncConnection[Any], instance: str, chunk_i
 
 
 async def _act(
-    connection: AsyncConnection[Any], statement: str, instance: str, actor: str, action: str
-) -> None:
+    connection: AsyncConnection[Any], statement: str, instance: str, actor: str, action: Action
+) -> bool:
     async with connection.transaction():
         retired, _ = await _lock(connection, instance)
         if retired:
             raise InstanceError(
                 f"instance {instance!r}: was retired; `fairpost instances adopt` takes it back"
             )
-        await connection.execute(statement.encode(), (instance,))
-        await connection.execute(_AUDIT, (actor, action, instance, Jsonb({})))
+        return await _change(connection, statement, actor, Act(action, instance))
+
+
+async def _change(connection: AsyncConnection[Any], statement: str, actor: str, act: Act) -> bool:
+    """On record only where it changes anything, which it answers."""
+    changed = (await connection.execute(statement.encode(), (act.subject,))).rowcount == 1
+    if changed:
+        await record(connection, actor, act)
+    return changed
 
 
 async def _lock(connection: AsyncConnection[Any], instance: str) -> tuple[bool, float]:

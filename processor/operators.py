@@ -1,6 +1,6 @@
 """Operators in the database: applying `operators.toml`, and listing what is applied."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ from psycopg.types.json import Jsonb
 
 from contract.operators import OTHER, Operator, domain_of
 from contract.outage import outlast
+from processor.audit import Act, Action, record
 
 # A reader of hours (a dump) must not make planning and claims queue behind this: it gives up soon, and is tried again.
 _IMPATIENTLY: Final = "SET LOCAL lock_timeout = '200ms'"
@@ -31,7 +32,13 @@ _CLEAR_DOMAINS: Final = "DELETE FROM operator_domains"
 _ADD_DOMAINS: Final = (
     "INSERT INTO operator_domains (domain, operator) SELECT unnest(%s::text[]), %s"
 )
-_AUDIT: Final = "INSERT INTO audit (actor, action, subject) VALUES (%s, %s, %s)"
+
+# What the audit compares.
+_DEFINITIONS: Final = """
+SELECT operator, jsonb_build_object('per_minute', per_minute, 'chunk_size', chunk_size, 'tie_break', tie_break,
+         'transport', transport, 'domains', ARRAY(
+           SELECT domain FROM operator_domains d WHERE d.operator = o.operator ORDER BY domain))
+  FROM operators o"""
 
 
 async def apply_operators(
@@ -46,10 +53,23 @@ async def apply_operators(
         async with connection.transaction():
             await connection.execute(_IMPATIENTLY)
             await connection.execute(_LOCK)
+            before = dict(await (await connection.execute(_DEFINITIONS)).fetchall())
             await _replace(connection, operators)
-            await connection.execute(_AUDIT, (actor, "operators.apply", source))
+            after = dict(await (await connection.execute(_DEFINITIONS)).fetchall())
+            await record(
+                connection, actor, Act(Action.OPERATORS_APPLY, source, _changes(before, after))
+            )
 
     await outlast("operators", apply, lambda error: isinstance(error, LockNotAvailable))
+
+
+def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """By operator, what it was and is; null where there was or is none."""
+    return {
+        name: {"before": before.get(name), "after": after.get(name)}
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name) != after.get(name)
+    }
 
 
 async def _replace(connection: AsyncConnection[Any], operators: Sequence[Operator]) -> None:
@@ -148,37 +168,45 @@ async def list_operators(connection: AsyncConnection[Any]) -> list[AppliedOperat
         return await (await cursor.execute(_LIST)).fetchall()
 
 
+_LOCK_ONE: Final = "SELECT FROM operators WHERE operator = %s FOR NO KEY UPDATE"
 _PAUSE: Final = """
-UPDATE operators SET paused_at = coalesce(paused_at, clock_timestamp()) WHERE operator = %s"""
-_RESUME: Final = "UPDATE operators SET paused_at = NULL WHERE operator = %s"
+UPDATE operators SET paused_at = clock_timestamp() WHERE operator = %s AND paused_at IS NULL"""
+_RESUME: Final = (
+    "UPDATE operators SET paused_at = NULL WHERE operator = %s AND paused_at IS NOT NULL"
+)
 
 
 class OperatorError(ValueError):
     """What a person asked of an operator cannot be done; the text is one line."""
 
 
-async def pause_operator(connection: AsyncConnection[Any], operator: str, actor: str) -> None:
+async def pause_operator(connection: AsyncConnection[Any], operator: str, actor: str) -> bool:
     """Stops the lanes of an operator at their next batch, until a person resumes it; what Postfix has goes on.
 
-    Raises:
-        OperatorError: it is unknown.
-    """
-    await _act(connection, _PAUSE, operator, actor, "operator.pause")
-
-
-async def resume_operator(connection: AsyncConnection[Any], operator: str, actor: str) -> None:
-    """Lifts a pause.
+    False: it was paused already, which stays as it was.
 
     Raises:
         OperatorError: it is unknown.
     """
-    await _act(connection, _RESUME, operator, actor, "operator.resume")
+    return await _act(connection, _PAUSE, operator, actor, Action.OPERATOR_PAUSE)
+
+
+async def resume_operator(connection: AsyncConnection[Any], operator: str, actor: str) -> bool:
+    """Lifts a pause; False: there was none.
+
+    Raises:
+        OperatorError: it is unknown.
+    """
+    return await _act(connection, _RESUME, operator, actor, Action.OPERATOR_RESUME)
 
 
 async def _act(
-    connection: AsyncConnection[Any], statement: str, operator: str, actor: str, action: str
-) -> None:
+    connection: AsyncConnection[Any], statement: str, operator: str, actor: str, action: Action
+) -> bool:
     async with connection.transaction():
-        if (await connection.execute(statement.encode(), (operator,))).rowcount == 0:
+        if (await connection.execute(_LOCK_ONE, (operator,))).rowcount == 0:
             raise OperatorError(f"operator {operator!r}: unknown; see `fairpost operators list`")
-        await connection.execute(_AUDIT, (actor, action, operator))
+        changed = (await connection.execute(statement.encode(), (operator,))).rowcount == 1
+        if changed:
+            await record(connection, actor, Act(action, operator))
+    return changed

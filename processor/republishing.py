@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import msgspec
 from psycopg import AsyncConnection
-from psycopg.types.json import Jsonb
 
 from contract.events import CAMPAIGNS, DEAD_LETTERS, DELIVERY_LOG, DUE_EMAILS, SEND_EMAILS
+from processor.audit import Act, Action, record
 from processor.dead_letter_topic import DeadLetterError, StoredLetter
 from processor.dead_letters import value_of
 from processor.emitting import Emission
@@ -23,10 +23,6 @@ KEYS: Final = {
     DELIVERY_LOG: "instance",
 }
 """The topics that dead letters come from, and the field that is the key of their records."""
-
-# What a person asked for stands on record before any of it is done.
-_AUDIT: Final = """
-INSERT INTO audit (actor, action, subject, details) VALUES (%s, 'dead_letters.republish', %s, %s)"""
 
 
 def last_copies(letters: Iterable[StoredLetter]) -> set[str]:
@@ -87,8 +83,10 @@ async def republish(
             answers[number] = str(error)
     if not emissions:
         return answers
-    details = Jsonb({"positions": [letters[number].position for number in emissions]})
-    await connection.execute(_AUDIT, (actor, settings.topic(DEAD_LETTERS), details))
+    # What a person asked for stands on record before any of it is done.
+    details = {"positions": [letters[number].position for number in emissions]}
+    act = Act(Action.DEAD_LETTERS_REPUBLISH, settings.topic(DEAD_LETTERS), details)
+    await record(connection, actor, act)
     results = await asyncio.to_thread(publisher.publish, list(emissions.values()))
     for number, result in zip(emissions, results, strict=True):
         answers[number] = result

@@ -6,6 +6,8 @@ from typing import Any, Final
 
 from psycopg import AsyncConnection
 
+from processor.audit import Act, Action, record
+
 BLOCK: Final = 5_000
 """Rows deleted in one transaction at most, so that nothing waits long."""
 
@@ -30,8 +32,6 @@ DELETE FROM handovers WHERE (claim_token, batch) IN (
 
 _FORGET: Final = "SELECT forget(%s)"
 
-_AUDIT: Final = "INSERT INTO audit (actor, action, subject) VALUES (%s, %s, %s)"
-
 
 async def prune(
     connection: AsyncConnection[Any],
@@ -49,7 +49,7 @@ async def prune(
         actor: for the audit.
         seen: told how many chunks were looked at, of how many.
     """
-    await connection.execute(_AUDIT, (actor, "prune", f"older than {age}"))
+    await record(connection, actor, Act(Action.PRUNE, f"older than {age}"))
     chunks = await (await connection.execute(_OLD_CHUNKS, (age, age))).fetchall()
     pruned = 0
     for number, (chunk_id, before) in enumerate(chunks, start=1):
@@ -77,5 +77,6 @@ async def forget(connection: AsyncConnection[Any], user_id: str, actor: str) -> 
     """
     async with connection.transaction():
         row = await (await connection.execute(_FORGET, (user_id,))).fetchone()
-        await connection.execute(_AUDIT, (actor, "forget", user_id))
-    return int(row[0]) if row else 0
+        forgotten = int(row[0]) if row else 0
+        await record(connection, actor, Act(Action.FORGET, user_id, {"messages": forgotten}))
+    return forgotten

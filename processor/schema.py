@@ -16,10 +16,13 @@ import psycopg
 from msgspec import Struct
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.types.json import Jsonb
 from yoyo import read_migrations
 from yoyo.backends.core.postgresql import PostgresqlPsycopgBackend
 from yoyo.connections import DatabaseURI
 from yoyo.migrations import default_migration_table
+
+from processor.audit import Action
 
 SCHEMA: Final = "fairpost"
 ROLES: Final = ("fairpost_processor", "fairpost_agent")
@@ -35,6 +38,10 @@ _DIGESTS: Final = "SELECT file, digest FROM fairpost.function_files"
 _FORMER: Final = """
 SELECT oid::regprocedure::text FROM pg_proc
  WHERE pronamespace = 'fairpost'::regnamespace AND proname = ANY (%s)"""
+
+_AUDIT: Final = (
+    "INSERT INTO fairpost.audit (actor, action, subject, details) VALUES (%s, %s, %s, %s)"
+)
 
 _CREATES: Final = re.compile(r"^CREATE OR REPLACE FUNCTION (\w+)", re.MULTILINE)
 
@@ -88,10 +95,14 @@ def pending(dsn: str) -> list[str]:
     return tables + [f.name for f in function_files() if digests.get(f.name) != f.digest]
 
 
-def migrate(dsn: str) -> list[str]:
+def migrate(dsn: str, actor: str | None = None) -> list[str]:
     """Brings the database up to date and answers what it applied, by name.
 
     One run at a time: others wait. A run that was killed leaves what it had finished, and the next goes on.
+
+    Args:
+        dsn: connects as a role that may create tables.
+        actor: for the audit; None: no person's doing.
 
     Raises:
         psycopg.Error: the database does not answer, or the role may not change it.
@@ -106,6 +117,8 @@ def migrate(dsn: str) -> list[str]:
                     sql.Identifier(SCHEMA), sql.Identifier(role)
                 )
             )
+        if applied and actor is not None:
+            connection.execute(_AUDIT, (actor, Action.MIGRATE, SCHEMA, Jsonb({"applied": applied})))
         return applied
 
 

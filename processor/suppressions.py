@@ -13,11 +13,11 @@ from typing import Any, Final
 from msgspec import Struct
 from psycopg import AsyncConnection
 from psycopg.rows import class_row
-from psycopg.types.json import Jsonb
 
 from contract.addresses import AddressError, parse_address, suppression_key
 from contract.fields import check_id, check_time, holds_nul
 from processor import metrics
+from processor.audit import Act, Action, record
 
 MAX_REASON: Final = 500
 """Characters of a reason."""
@@ -150,9 +150,6 @@ INSERT INTO audit (actor, action, subject, details)
 SELECT %s, 'suppression.add', (mailbox_forms(mailbox))[2], jsonb_build_object('campaign_id', campaign_id)
   FROM unnest(%s::text[], %s::text[]) AS added (mailbox, campaign_id)"""
 
-_AUDIT_IMPORTED: Final = """
-INSERT INTO audit (actor, action, subject, details) VALUES (%s, 'suppression.import', %s, %s)"""
-
 _REMOVE: Final = """
 WITH found AS (
   SELECT s.suppression_id, given.mailbox
@@ -203,7 +200,7 @@ async def import_block(
     async with connection.transaction():
         added = await _store(connection, suppressions, Source.IMPORT)
         details = {"rows": len(suppressions), "added": len(added)}
-        await connection.execute(_AUDIT_IMPORTED, (actor, file, Jsonb(details)))
+        await record(connection, actor, Act(Action.SUPPRESSION_IMPORT, file, details))
     return len(added)
 
 

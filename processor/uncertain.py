@@ -11,9 +11,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import class_row
 
 from contract.states import MessageState
-
-BLOCK: Final = 1_000
-"""Messages in one transaction at most, so that nothing waits long."""
+from processor.resending import SEND_AGAIN, in_blocks
 
 
 class Verdict(StrEnum):
@@ -99,7 +97,8 @@ _COUNT: Final = f"SELECT count(*), clock_timestamp() {_CHOSEN}"
 
 _CHUNKS: Final = f"SELECT DISTINCT m.chunk_id {_CHOSEN} ORDER BY m.chunk_id"
 
-_RESOLVE: Final = "SELECT state, messages FROM resolve_uncertain(%s, %s, %s, %s, %s, %s, %s)"
+_DROP: Final = """
+SELECT state, messages FROM drop_uncertain(%(chunk_id)s, %(dispatch_ids)s, %(instance)s, %(until)s, %(actor)s, %(limit)s)"""
 
 
 async def list_uncertain(
@@ -141,24 +140,16 @@ async def resolve(
         actor: whose word it is.
         seen: told how many are done.
     """
-    chunks = await (await connection.execute(_CHUNKS.encode(), _values(selection))).fetchall()
-    done: Counter[MessageState] = Counter()
-    for (chunk_id,) in chunks:
-        values = (
-            chunk_id,
-            _values(selection)["dispatch_ids"],
-            selection.instance,
-            until,
-            verdict is Verdict.DROP,
-            actor,
-            BLOCK,
-        )
-        while block := dict(await (await connection.execute(_RESOLVE, values)).fetchall()):
-            done.update({MessageState(state): number for state, number in block.items()})
-            seen(done.total())
-            if sum(block.values()) < BLOCK:
-                break
-    return done
+    rows = await (await connection.execute(_CHUNKS.encode(), _values(selection))).fetchall()
+    statement = _DROP if verdict is Verdict.DROP else SEND_AGAIN
+    values = {
+        **_values(selection),
+        "state": MessageState.UNCERTAIN,
+        "reason": None,
+        "until": until,
+        "actor": actor,
+    }
+    return await in_blocks(connection, statement, values, (row[0] for row in rows), seen)
 
 
 def _values(selection: Selection) -> dict[str, Any]:

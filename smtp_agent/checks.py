@@ -9,8 +9,8 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 import psycopg
-from msgspec import Struct
 
+from contract.checks import Check
 from contract.database import conninfo
 from contract.operators import Operator
 from contract.outage import first_line
@@ -34,22 +34,6 @@ _TIMEOUT: Final = 3.0
 _RIGHTS: Final = """
 SELECT has_function_privilege(p.oid, 'EXECUTE') FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
  WHERE n.nspname = 'fairpost' AND p.proname = 'write_ahead'"""
-
-
-class Check(Struct, frozen=True):
-    """One thing looked at.
-
-    Attributes:
-        what: such as `database`.
-        ok: whether it is as it should be.
-        found: what was found.
-        remedy: what to do; empty where it is right.
-    """
-
-    what: str
-    ok: bool
-    found: str
-    remedy: str = ""
 
 
 def check_all(settings: AgentSettings) -> list[Check]:

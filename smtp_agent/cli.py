@@ -11,11 +11,14 @@ import psycopg
 import uvloop
 from prometheus_client import start_http_server
 
-from contract import console, printable
+from contract import console
+from contract.checks import exit_code, show_checks
 from contract.console import CommandError, log_to_stderr
+from contract.help import end_with_exit_codes
 from contract.operators import OperatorsError
 from contract.settings import load_settings
 from contract.transport_settings import TransportError
+from contract.watching import watch_option, watched
 from smtp_agent.agent import AgentError, run_agent
 from smtp_agent.checks import check_all
 from smtp_agent.control import ControlError, RunningAgent, socket_path
@@ -24,6 +27,7 @@ from smtp_agent.overview import holding, show_status
 from smtp_agent.postfix import PostfixError
 from smtp_agent.postfix_config import apply_changes, compare, read_operators, reload, show_changes
 from smtp_agent.settings import AgentSettings
+from smtp_agent.status import AgentStatus
 
 _LOOK_SECONDS: Final = 0.2
 _AFTER_DRAIN_SECONDS: Final = 15.0
@@ -77,16 +81,15 @@ def check(context: click.Context, *, as_json: bool) -> None:
     """Say whether Postgres, Postfix, its log and Fluentd are as they should be; exit code 1 if one is not.
 
     Safe beside a running agent: it takes no connection of Postfix's feed service.
+
+    \b
+    Examples:
+      fairpost-agent check
+      fairpost-agent check --json | jq '.[] | select(.ok | not)'
     """
     checks = check_all(context.obj())
-    if as_json:
-        console.show(checks, as_json=True)
-    else:
-        for one in checks:
-            mark = click.style("ok  ", fg="green") if one.ok else click.style("FAIL", fg="red")
-            remedy = f": {one.remedy}" if one.remedy else ""
-            click.echo(f"{mark} {printable.one_line(f'{one.what}: {one.found}{remedy}')}")
-    context.exit(0 if all(one.ok for one in checks) else console.FAILED)
+    show_checks(checks, as_json=as_json)
+    context.exit(exit_code(checks))
 
 
 @cli.command("postfix-config")
@@ -126,20 +129,32 @@ def postfix_config(
 
 
 @cli.command()
+@watch_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 @click.pass_context
-def status(context: click.Context, *, as_json: bool) -> None:
+def status(context: click.Context, watch: float | None, *, as_json: bool) -> None:
     """Say how the running agent does: its lanes, their pace, Postfix's queue, what went wrong last.
 
     Exit code 1 if no agent of this instance runs here.
+
+    \b
+    Examples:
+      fairpost-agent status --watch
+      fairpost-agent status --json | jq -r '.lanes[] | select(.waiting_for) | .operator'
     """
     settings: AgentSettings = context.obj()
-    with _running_agent(settings) as agent:
-        answer = agent.ask("status")
-    if as_json:
-        console.show_json(answer)
-    else:
-        show_status(answer)
+
+    def look() -> AgentStatus:
+        with _running_agent(settings) as agent:
+            return agent.ask("status")
+
+    def tell(answer: AgentStatus) -> None:
+        if as_json:
+            console.show_json(answer, one_line=watch is not None)
+        else:
+            show_status(answer)
+
+    watched(watch, look, tell, as_json=as_json)
 
 
 @cli.command()
@@ -149,6 +164,9 @@ def drain(context: click.Context) -> None:
 
     Exit code 0 when it has ended with nothing in hand. systemd does not start it again (Restart=on-failure):
     `systemctl start fairpost-agent` does.
+
+    \b
+    Example: fairpost-agent drain
     """
     settings: AgentSettings = context.obj()
     begun = time.monotonic()
@@ -191,6 +209,9 @@ def print_completion(shell: str) -> None:
     Example: fairpost-agent completion bash >> ~/.bashrc
     """
     click.echo(console.completion("fairpost-agent", shell))
+
+
+end_with_exit_codes(cli)
 
 
 def main() -> NoReturn:

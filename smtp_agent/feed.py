@@ -13,7 +13,7 @@ from typing import Final
 
 from contract.fail_points import AgentFailPoint, FailPoints
 from contract.outage import first_line
-from smtp_agent.rendering import Rendered
+from contract.rendering import Rendered
 from smtp_agent.sessions import FeedError, Session
 from smtp_agent.verdicts import NOT_BEGUN, Declined, Verdict
 

@@ -18,11 +18,11 @@ from contract.database import Pool, is_outage
 from contract.events import Template
 from contract.fail_points import AgentFailPoint, FailPoints
 from contract.outage import outlast
+from contract.rendering import Content, Recipient, Rendered
+from contract.rendering_pool import RenderingPool
 from smtp_agent.claims import Claim
 from smtp_agent.feed import Feed
 from smtp_agent.postfix import Postfix
-from smtp_agent.rendering import Content, Recipient, Rendered
-from smtp_agent.rendering_pool import RenderingPool
 from smtp_agent.verdicts import NOT_BEGUN, Declined, InDoubt, Refused, Unsent, Verdict
 
 # The next messages of a claim become `handed`; the same batch number answers the same messages.

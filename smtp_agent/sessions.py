@@ -11,8 +11,8 @@ from typing import Final
 
 from contract.fail_points import AgentFailPoint, FailPoints
 from contract.outage import first_line
+from contract.rendering import Rendered
 from smtp_agent import metrics
-from smtp_agent.rendering import Rendered
 from smtp_agent.smtp import Connection, Reply, SmtpError, connect, content
 from smtp_agent.verdicts import (
     NOT_BEGUN,
@@ -137,11 +137,11 @@ class Session:
             return None
         if replies[-1].code == _START_INPUT:
             self.abort()
-        elif isinstance(refusal, Declined):
-            # An smtpd keeps the configuration of its start for as long as its session lasts.
-            await self.close()
-        else:
+        elif isinstance(refusal, Refused):
             await self._say(b"RSET\r\n")
+        else:
+            # An smtpd keeps the configuration of its start, and a milter that it lost, as long as its session lasts.
+            await self.close()
         return refusal
 
     async def _content(self, message: Rendered, after: Rendered | None) -> Verdict:

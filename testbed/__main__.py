@@ -1,7 +1,8 @@
-"""Starts everything and says where it is, until Ctrl-C: `python -m testbed`."""
+"""Starts everything and says where it is, until Ctrl-C: `python -m testbed [--signed DOMAIN]`."""
 
 from __future__ import annotations
 
+import argparse
 import signal
 import sys
 from contextlib import suppress
@@ -32,10 +33,19 @@ def describe(testbed: Testbed) -> str:
 
 def main() -> None:
     """Run the testbed until SIGINT or SIGTERM."""
+    parser = argparse.ArgumentParser(prog="python -m testbed", description=__doc__)
+    parser.add_argument(
+        "--signed",
+        metavar="DOMAIN",
+        action="append",
+        default=[],
+        help="a From domain that has a DKIM key; then mail of no other domain leaves",
+    )
+    signed: list[str] = parser.parse_args().signed
     # A shell starts what runs in the background with SIGINT ignored.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
-    with suppress(KeyboardInterrupt), Testbed() as testbed:
+    with suppress(KeyboardInterrupt), Testbed(signed=signed) as testbed:
         print(describe(testbed), flush=True)
         print("ready; Ctrl-C stops it", flush=True)
         signal.pause()

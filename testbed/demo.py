@@ -40,6 +40,9 @@ DOMAINS = (
     ("gmail.test",) * 4 + ("outlook.test",) * 3 + ("yahoo.test", "example.test", "hotmail.test")
 )
 
+SIGNED = "shop.example"
+"""The From domain, which OpenDKIM beside each Postfix has a key for."""
+
 # Greylisted mail is tried again soon enough to be seen.
 POSTFIX = {"minimal_backoff_time": "5s", "maximal_backoff_time": "10s", "queue_run_delay": "5s"}
 
@@ -96,7 +99,7 @@ def publish(installation: Installation, campaign: Campaign) -> None:
     event = {
         "campaign_id": campaign.campaign_id,
         "name": campaign.name,
-        "sender": "Demo Shop <news@shop.example>",
+        "sender": f"Demo Shop <news@{SIGNED}>",
         "scheduled_for": "2026-01-01T00:00:00Z",
         "templates": {"offer": TEMPLATE},
         "unsubscribe_url": "https://shop.example/unsubscribe?user={{ user_id }}",
@@ -241,6 +244,7 @@ def explain(testbed: Testbed, installation: Installation, processes: dict[str, R
     )
     return (
         f"\nIt is running; Ctrl-C ends it. In another terminal:\n{settings}\n"
+        "  .venv/bin/fairpost status\n"
         "  .venv/bin/fairpost campaigns list\n"
         "  .venv/bin/fairpost campaigns show spring-sale\n"
         "  .venv/bin/fairpost operators list\n"
@@ -261,7 +265,7 @@ def main() -> int:
     started = time.monotonic()
     try:
         with (
-            Testbed(instances=("mta-1", "mta-2"), postfix=POSTFIX) as testbed,
+            Testbed(instances=("mta-1", "mta-2"), postfix=POSTFIX, signed=(SIGNED,)) as testbed,
             Installation(testbed, "demo", OPERATORS, prefix="") as installation,
         ):
             processes = {
@@ -271,7 +275,7 @@ def main() -> int:
             for instance in testbed.instances.values():
                 processes[f"agent of {instance.name}"] = installation.start_agent(instance)
             console.print(
-                "Kafka, Postgres, two Postfix with Fluentd, four mailbox operators, worker, tracker, two agents:"
+                "Kafka, Postgres, two Postfix with Fluentd and OpenDKIM, four mailbox operators, worker, tracker, two agents:"
                 f" running after {time.monotonic() - started:.1f} s",
                 soft_wrap=True,
             )

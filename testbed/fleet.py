@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 from testbed.fluentd import Fluentd
 from testbed.kafka import Kafka
 from testbed.mailbox import Mailboxes, MailboxOperator
+from testbed.opendkim import OpenDkim
 from testbed.postfix import Postfix
 from testbed.postgres import Postgres
 from testbed.processes import ServiceError
@@ -48,11 +49,15 @@ class Service(Protocol):
 
 @dataclass(frozen=True)
 class Instance:
-    """A Postfix instance and the Fluentd that ships its log; `fluentd` is None where there is no Kafka."""
+    """A Postfix instance, the Fluentd that ships its log, and the OpenDKIM that signs its mail.
+
+    `fluentd` is None where there is no Kafka, `opendkim` where no domain is to be signed.
+    """
 
     name: str
     postfix: Postfix
     fluentd: Fluentd | None
+    opendkim: OpenDkim | None = None
 
     @property
     def feed_port(self) -> int:
@@ -74,14 +79,18 @@ class Instance:
         return self.postfix.log
 
     def start(self) -> None:
-        """Start both."""
+        """Start all."""
+        if self.opendkim is not None:
+            self.opendkim.start()
         self.postfix.start()
         if self.fluentd is not None:
             self.fluentd.start()
 
     def stop(self) -> None:
-        """Stop both."""
+        """Stop all."""
         self.postfix.stop()
+        if self.opendkim is not None:
+            self.opendkim.stop()
         if self.fluentd is not None:
             self.fluentd.stop()
 
@@ -98,6 +107,7 @@ class Testbed:
         instances: the names of the Postfix instances, each with a Fluentd where there is Kafka.
         operators: the domains of each mailbox operator, by its name.
         postfix: main.cf parameters of all instances.
+        signed: the From domains that the instances named here have DKIM keys for; none: they do not sign.
         fsync: False trades PostgreSQL's durability for speed.
         keep: leave the folder of the run behind.
     """
@@ -112,6 +122,7 @@ class Testbed:
         instances: Sequence[str] = INSTANCES,
         operators: Mapping[str, Sequence[str]] = OPERATORS,
         postfix: Mapping[str, str] | None = None,
+        signed: Sequence[str] = (),
         fsync: bool = True,
         keep: bool = False,
     ) -> None:
@@ -124,6 +135,7 @@ class Testbed:
         self._wanted_instances = tuple(instances)
         self._wanted_operators = operators
         self._postfix_parameters = dict(postfix or {})
+        self._signed = tuple(signed)
         self._fsync = fsync
         self._keep = keep
         self._mailboxes = 0
@@ -170,7 +182,7 @@ class Testbed:
                 self.operators = mailboxes.operators
                 services.append(mailboxes)
             instances = [
-                self._new_instance(name, self.operators.values(), DELIVERY_LOG, {})
+                self._new_instance(name, self.operators.values(), DELIVERY_LOG, {}, self._signed)
                 for name in self._wanted_instances
             ]
             services.extend(instances)
@@ -190,14 +202,23 @@ class Testbed:
         _started(self._run, "the folder").keep()
 
     def add_operators(
-        self, operators: Mapping[str, Sequence[str]], *, keep_bodies: bool = False
+        self,
+        operators: Mapping[str, Sequence[str]],
+        *,
+        keep_messages: bool = False,
+        tls: bool = False,
     ) -> dict[str, MailboxOperator]:
         """Start mailbox operators of your own, next to the testbed's; returns them by name.
+
+        Args:
+            operators: the domains of each, by its name.
+            keep_messages: whether attempts hold the messages.
+            tls: whether they offer STARTTLS.
 
         Raises:
             ServiceError: they do not start.
         """
-        mailboxes = self._new_mailboxes(operators, keep_bodies=keep_bodies)
+        mailboxes = self._new_mailboxes(operators, keep_messages=keep_messages, tls=tls)
         self._stack.callback(mailboxes.stop)
         mailboxes.start()
         return mailboxes.operators
@@ -209,6 +230,7 @@ class Testbed:
         operators: Iterable[MailboxOperator] | None = None,
         topic: str = DELIVERY_LOG,
         postfix: Mapping[str, str] | None = None,
+        signed: Sequence[str] = (),
     ) -> Instance:
         """Start another instance; it is stopped with the testbed, or by `remove_instance`.
 
@@ -217,6 +239,7 @@ class Testbed:
             operators: the mailbox operators it delivers to; by default the testbed's.
             topic: the topic that its Fluentd writes to.
             postfix: main.cf parameters, before those of the testbed.
+            signed: the From domains that it has DKIM keys for; none: it does not sign.
 
         Raises:
             ServiceError: the name is taken, or it does not start.
@@ -225,7 +248,7 @@ class Testbed:
             raise ServiceError(f"testbed: there is or was a {name} already; choose another name")
         if operators is None:
             operators = self.operators.values()
-        instance = self._new_instance(name, operators, topic, postfix or {})
+        instance = self._new_instance(name, operators, topic, postfix or {}, signed)
         self._stack.callback(instance.stop)
         instance.start()
         self.instances[name] = instance
@@ -236,11 +259,15 @@ class Testbed:
         self.instances.pop(name).stop()
 
     def _new_mailboxes(
-        self, operators: Mapping[str, Sequence[str]], *, keep_bodies: bool = False
+        self,
+        operators: Mapping[str, Sequence[str]],
+        *,
+        keep_messages: bool = False,
+        tls: bool = False,
     ) -> Mailboxes:
         self._mailboxes += 1
         directory = self.directory / f"operators-{self._mailboxes}"
-        return Mailboxes(directory, operators, keep_bodies=keep_bodies)
+        return Mailboxes(directory, operators, keep_messages=keep_messages, tls=tls)
 
     def _new_instance(
         self,
@@ -248,9 +275,17 @@ class Testbed:
         operators: Iterable[MailboxOperator],
         topic: str,
         parameters: Mapping[str, str],
+        signed: Sequence[str],
     ) -> Instance:
         directory = self.directory / name
-        postfix = Postfix(name, directory, operators, {**self._postfix_parameters, **parameters})
+        opendkim = OpenDkim(name, directory / "dkim", signed) if signed else None
+        postfix = Postfix(
+            name,
+            directory,
+            operators,
+            {**self._postfix_parameters, **parameters},
+            milter=opendkim.milter if opendkim else "",
+        )
         fluentd = None
         if self._kafka is not None:
             fluentd = Fluentd(
@@ -260,7 +295,7 @@ class Testbed:
                 bootstrap_servers=self._kafka.bootstrap_servers,
                 topic=topic,
             )
-        return Instance(name, postfix, fluentd)
+        return Instance(name, postfix, fluentd, opendkim)
 
     def __enter__(self) -> Self:
         self.start()

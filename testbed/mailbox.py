@@ -7,6 +7,7 @@ one and read the other while the servers run.
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self, get_args
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, Self, get_args
 import msgspec
 
 from testbed.ports import accepts, reserve_port
-from testbed.processes import Process, wait_until
+from testbed.processes import Process, find_program, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -75,7 +76,8 @@ class Attempt(msgspec.Struct, frozen=True):
         code: the reply's code; 0 for silence.
         reply: the whole reply.
         headers: the message's headers by lower-case name, first of each; empty when refused before DATA.
-        body: the message below its headers where bodies are kept, else None.
+        tls: the version of TLS it came over, such as "TLSv1.3"; None without.
+        message: the message as it came, where messages are kept, else empty.
     """
 
     time: float
@@ -86,22 +88,29 @@ class Attempt(msgspec.Struct, frozen=True):
     code: int
     reply: str
     headers: dict[str, str] = {}
-    body: str | None = None
+    tls: str | None = None
+    message: bytes = b""
 
     @property
     def accepted(self) -> bool:
         """Whether the operator took the message."""
         return self.code == 250  # noqa: PLR2004  RFC 5321, section 4.2.3
 
+    @property
+    def body(self) -> bytes:
+        """The message below its headers, where messages are kept."""
+        return self.message.partition(b"\r\n\r\n")[2]
+
 
 class Site(msgspec.Struct, frozen=True):
-    """Where an operator's server listens, and where its rules and records are."""
+    """Where an operator's server listens, and where its rules, its records and its certificate with the key are."""
 
     name: str
     port: int
     rules: str
     attempts: str
-    keep_bodies: bool = False
+    keep_messages: bool = False
+    certificate: str | None = None
 
 
 class MailboxOperator:
@@ -112,7 +121,8 @@ class MailboxOperator:
         domains: the domains of its mailboxes.
         directory: where its rules and records are.
         rules: how it behaves at first.
-        keep_bodies: whether attempts hold the messages' bodies.
+        keep_messages: whether attempts hold the messages.
+        certificate: a PEM file of its certificate and key; None: it offers no STARTTLS.
     """
 
     def __init__(
@@ -122,12 +132,14 @@ class MailboxOperator:
         directory: Path,
         rules: Rules = Rules(),  # noqa: B008  frozen
         *,
-        keep_bodies: bool = False,
+        keep_messages: bool = False,
+        certificate: Path | None = None,
     ) -> None:
         self.name = name
         self.domains = tuple(domains)
         self.port = reserve_port()
-        self.keep_bodies = keep_bodies
+        self._keep_messages = keep_messages
+        self._certificate = certificate
         self._rules_file = directory / f"{name}.rules.json"
         self._attempts_file = directory / f"{name}.attempts.jsonl"
         directory.mkdir(parents=True, exist_ok=True)
@@ -142,7 +154,8 @@ class MailboxOperator:
             self.port,
             str(self._rules_file),
             str(self._attempts_file),
-            self.keep_bodies,
+            self._keep_messages,
+            None if self._certificate is None else str(self._certificate),
         )
 
     @property
@@ -214,7 +227,8 @@ class Mailboxes:
     Args:
         directory: where the operators' rules, records and log are; made when missing.
         operators: the domains of each operator, by its name.
-        keep_bodies: whether attempts hold the messages' bodies.
+        keep_messages: whether attempts hold the messages.
+        tls: whether they offer STARTTLS, with a certificate that nobody signed.
     """
 
     def __init__(
@@ -222,12 +236,18 @@ class Mailboxes:
         directory: Path,
         operators: Mapping[str, Sequence[str]],
         *,
-        keep_bodies: bool = False,
+        keep_messages: bool = False,
+        tls: bool = False,
     ) -> None:
+        certificate = directory / "certificate.pem" if tls else None
         self.operators = {
-            name: MailboxOperator(name, domains, directory, keep_bodies=keep_bodies)
+            name: MailboxOperator(
+                name, domains, directory, keep_messages=keep_messages, certificate=certificate
+            )
             for name, domains in operators.items()
         }
+        if certificate is not None:
+            make_certificate(certificate)
         sites = msgspec.json.encode(
             [operator.site for operator in self.operators.values()]
         ).decode()
@@ -256,3 +276,16 @@ class Mailboxes:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def make_certificate(path: Path) -> None:
+    """Make a file of a key and a certificate that it signed itself."""
+    subprocess.run(
+        [
+            *(find_program("openssl"), "req", "-x509", "-noenc", "-subj", "/CN=mx.test"),
+            *("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
+            *("-keyout", str(path), "-out", str(path)),
+        ],
+        check=True,
+        capture_output=True,
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import ssl
 import sys
 import time
 from collections import defaultdict, deque
@@ -106,13 +107,14 @@ class OperatorHandler:
         """Answer the final dot."""
         rules = self.rules()
         await asyncio.sleep(rules.delay)
-        head, _, body = (envelope.original_content or b"").partition(b"\r\n\r\n")
-        kept = body.decode(errors="replace") if self._site.keep_bodies else None
+        message = envelope.original_content or b""
+        head = headers(message.partition(b"\r\n\r\n")[0])
+        kept = message if self._site.keep_messages else b""
         reply = REPLIES["accept"]
         for recipient in envelope.rcpt_tos:
             if (script := rules.scripts.get(recipient)) is not None:
                 reply = script.reply
-            self._record(session, envelope, recipient, reply, headers=headers(head), body=kept)
+            self._record(session, envelope, recipient, reply, headers=head, message=kept)
         if not reply:
             _drop(server)
         return reply
@@ -137,7 +139,7 @@ class OperatorHandler:
         reply: str,
         *,
         headers: dict[str, str] | None = None,
-        body: str | None = None,
+        message: bytes = b"",
     ) -> None:
         attempt = Attempt(
             time=time.time(),
@@ -148,7 +150,8 @@ class OperatorHandler:
             code=int(reply[:3] or 0),
             reply=reply,
             headers=headers or {},
-            body=body,
+            tls=_tls(session),
+            message=message,
         )
         os.write(self._attempts, self._encoder.encode(attempt) + b"\n")
 
@@ -174,6 +177,10 @@ def _peer(session: Session) -> str:
     return str(session.peer[0]) if session.peer else ""
 
 
+def _tls(session: Session) -> str | None:
+    return None if session.ssl is None else str(session.ssl["ssl_object"].version())
+
+
 def _drop(server: SMTP) -> None:
     # What aiosmtpd holds as a transport is asyncio's of a socket.
     if isinstance(server.transport, asyncio.Transport):
@@ -192,17 +199,29 @@ class Server(SMTP):
         await (super().push(status) if greeting is None else super().push(greeting))
 
 
+def _tls_context(certificate: str) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate)
+    return context
+
+
 async def serve(sites: list[Site]) -> None:
     """Serve all operators until cancelled."""
     loop = asyncio.get_running_loop()
     for site in sites:
         handler = OperatorHandler(site)
         hostname = f"mx.{site.name}.test"
+        tls = None if site.certificate is None else _tls_context(site.certificate)
 
-        def session(handler: OperatorHandler = handler, hostname: str = hostname) -> Any:
+        def session(
+            handler: OperatorHandler = handler,
+            hostname: str = hostname,
+            tls: ssl.SSLContext | None = tls,
+        ) -> Any:
             return Server(
                 handler,
                 hostname=hostname,
+                tls_context=tls,
                 ident="ESMTP",
                 enable_SMTPUTF8=True,
                 # The default is 20 commands of a kind a session; Postfix sends hundreds of messages in one.

@@ -71,6 +71,7 @@ class Postfix:
         directory: where its configuration, queue and log are; made when missing. Every parent must be o+x.
         operators: the mailbox operators it delivers to.
         parameters: main.cf parameters in addition to deploy's, or with other values.
+        milter: the milter of its feed, as smtpd_milters names it; empty: mail goes out unsigned.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Postfix:
         directory: Path,
         operators: Iterable[MailboxOperator] = (),
         parameters: Mapping[str, str] | None = None,
+        milter: str = "",
     ) -> None:
         self.name = name
         self.tag = name if name.startswith("postfix-") else f"postfix-{name}"
@@ -91,6 +93,7 @@ class Postfix:
         self._data_directory = directory / "data"
         self._operators = tuple(operators)
         self._parameters = dict(parameters or {})
+        self._milter = milter
         self._master_pid: int | None = None
         self._watchdog = Watchdog(
             [find_program("postfix"), "-c", str(self.config_directory), "stop"]
@@ -199,6 +202,7 @@ class Postfix:
                 "maillog_file_prefixes": str(self.log.parent),
                 "myhostname": f"{self.tag}.test",
                 "bounce_domain": self.bounce_domain,
+                "dkim_milter": self._milter,
                 # Nothing leaves this machine: no DNS, and no route but to the operators.
                 "smtp_dns_support_level": "disabled",
                 "smtp_host_lookup": "native",

@@ -6,11 +6,16 @@ cd "$(dirname "$0")"
 
 libs=${XDG_CACHE_HOME:-$HOME/.cache}/fairpost/kafka-4.3.1
 
+made=()
+trap '[ ${#made[@]} -eq 0 ] || rm -rf "${made[@]}"' EXIT
+
 missing=()
 for module in ensurepip venv; do
   python3 -c "import $module" 2>/dev/null || { missing+=(python3-venv); break; }
 done
 [ -x /usr/sbin/postfix ] || missing+=(postfix)
+[ -x /usr/sbin/opendkim ] || missing+=(opendkim)
+[ -x /usr/sbin/opendkim-genkey ] || missing+=(opendkim-tools)
 # pg_stat_statements lies in Debian's server package; another build may lack it.
 compgen -G '/usr/lib/postgresql/*/lib/pg_stat_statements.so' >/dev/null || missing+=(postgresql)
 command -v java >/dev/null || missing+=(openjdk-17-jre-headless)
@@ -24,11 +29,17 @@ if [ ${#missing[@]} -gt 0 ]; then
     exit 2
   fi
   echo "testbed: installing ${missing[*]}" >&2
-  # Only the binaries are wanted: no PostgreSQL cluster is made, no Postfix configured, so neither is started.
+  # Only the binaries are wanted: no PostgreSQL cluster is made, no Postfix configured, and no daemon started.
   no_cluster=/etc/postgresql-common/createcluster.d/fairpost-testbed.conf
+  no_start=/usr/sbin/policy-rc.d
   mkdir -p "${no_cluster%/*}"
-  trap 'rm -f "$no_cluster"' EXIT
+  made+=("$no_cluster")
   echo 'create_main_cluster = false' >"$no_cluster"
+  if [ ! -e "$no_start" ]; then
+    made+=("$no_start")
+    printf '#!/bin/sh\nexit 101\n' >"$no_start"
+    chmod +x "$no_start"
+  fi
   export DEBIAN_FRONTEND=noninteractive
   apt-get -qq update
   if [[ " ${missing[*]} " == *" postfix "* ]]; then
@@ -36,13 +47,17 @@ if [ ${#missing[@]} -gt 0 ]; then
     echo 'postfix postfix/main_mailer_type select No configuration' | debconf-set-selections
   fi
   apt-get -qq install -y --no-install-recommends "${missing[@]}" >/dev/null
+  # Nor is it to start with the machine.
+  if [[ " ${missing[*]} " == *" opendkim "* ]] && command -v systemctl >/dev/null; then
+    systemctl --quiet disable opendkim.service >&2
+  fi
 fi
 
 if [ ! -d "$libs" ]; then
   echo "testbed: fetching Apache Kafka 4.3.1 into $libs" >&2
   mkdir -p "${libs%/*}"
   fresh=$(mktemp -d "$libs.XXXXXX")
-  trap 'rm -rf "$fresh" ${no_cluster:+"$no_cluster"}' EXIT
+  made+=("$fresh")
   mvn -q -B -f kafka/pom.xml dependency:copy-dependencies -DoutputDirectory="$fresh" >&2
   chmod -R u=rwX,go=rX "$fresh"
   # Renamed when complete, so that a folder of this name always holds all jars.

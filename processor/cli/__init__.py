@@ -8,9 +8,12 @@ import psycopg
 from confluent_kafka import KafkaException
 
 from contract import console
+from contract.help import end_with_exit_codes
 from contract.operators import OperatorsError
 from contract.settings import load_settings
+from processor.campaign_files import CampaignFileError
 from processor.cli import (
+    audit,
     campaigns,
     dead_letters,
     dispatches,
@@ -22,10 +25,12 @@ from processor.cli import (
     publish,
     retention,
     sending,
+    status,
     suppressions,
     topics,
     uncertain,
 )
+from processor.contacts import ContactError
 from processor.dead_letter_topic import DeadLetterError
 from processor.explaining import UnknownMessageError
 from processor.instances import InstanceError
@@ -56,6 +61,7 @@ def cli(context: click.Context, config: Path | None) -> None:
       fairpost publish campaign newsletter.toml
       fairpost publish due-emails contacts.csv
       fairpost campaigns list
+      fairpost status
     """
     context.obj = lambda: load_settings(ProcessorSettings, config)
 
@@ -72,6 +78,7 @@ def print_completion(shell: str) -> None:
 
 
 for command in (
+    status.status,
     processes.worker,
     processes.tracker,
     migrate.migrate,
@@ -88,8 +95,10 @@ for command in (
     dispatches.dispatches,
     dead_letters.dead_letters,
     log.log,
+    audit.audit,
 ):
     cli.add_command(command)
+end_with_exit_codes(cli)
 
 
 def main() -> NoReturn:
@@ -101,6 +110,8 @@ def main() -> NoReturn:
             KafkaException,
             TopicsError,
             CampaignError,
+            CampaignFileError,
+            ContactError,
             InstanceError,
             OperatorError,
             DeadLetterError,

@@ -9,69 +9,27 @@ import click
 
 from contract import console
 from contract.states import CampaignState
-from processor.cli.session import actor, json_option, settings_of, with_database
+from processor.cli.campaign_listing import list_, show
+from processor.cli.completing import campaign_argument
+from processor.cli.previews import preview
+from processor.cli.rejected import retry_rejected
+from processor.cli.session import actor, settings_of, with_database
+from processor.cli.trials import test_
 from processor.export import ExportFormat, export_campaign, whole_file
 from processor.interventions import cancel, hold, lift
-from processor.overview import campaign_shares, list_campaigns, show_campaign
-
-_COLUMNS = (
-    "campaign_id",
-    "state",
-    "held_at",
-    "scheduled_for",
-    "ended_at",
-    "dispatches",
-    "unplanned",
-    "planned",
-    "handed",
-    "queued",
-    "deferred",
-    "sent",
-    "bounced",
-    "cancelled",
-)
 
 
 @click.group()
 def campaigns() -> None:
-    """List, show, export, pause, resume and cancel campaigns."""
+    """List, show, preview, test, export, pause, resume and cancel campaigns, and retry what was rejected."""
 
 
-@campaigns.command("list")
-@json_option
-@click.pass_context
-def list_(context: click.Context, *, as_json: bool) -> None:
-    """List campaigns with their messages by state, the latest first."""
-    found = with_database(settings_of(context), list_campaigns)
-    console.show(found, as_json=as_json, columns=_COLUMNS)
+campaigns.add_command(list_)
+campaigns.add_command(show)
 
 
 @campaigns.command()
-@click.argument("campaign_id")
-@json_option
-@click.pass_context
-def show(context: click.Context, campaign_id: str, *, as_json: bool) -> None:
-    """Show one campaign; as a table, also how it stands at each operator.
-
-    \b
-    Example: fairpost campaigns show spring
-    """
-    settings = settings_of(context)
-    found = with_database(settings, lambda c: show_campaign(c, campaign_id))
-    if as_json:
-        console.show([found], as_json=True)
-        return
-    for name in found.__struct_fields__:
-        value = getattr(found, name)
-        if value not in (None, 0):
-            console.tell(f"{name:14} {value}")
-    click.echo()
-    shares = with_database(settings, lambda c: campaign_shares(c, campaign_id))
-    console.show(shares, as_json=False)
-
-
-@campaigns.command()
-@click.argument("campaign_id")
+@campaign_argument
 @click.option(
     "--output",
     metavar="FILE",
@@ -111,7 +69,7 @@ def export(context: click.Context, campaign_id: str, output: Path | None, *, as_
 
 
 @campaigns.command()
-@click.argument("campaign_id")
+@campaign_argument
 @click.pass_context
 def pause(context: click.Context, campaign_id: str) -> None:
     """Hold a campaign: within a second nothing more of it is handed over, until a person resumes it.
@@ -124,7 +82,7 @@ def pause(context: click.Context, campaign_id: str) -> None:
 
 
 @campaigns.command()
-@click.argument("campaign_id")
+@campaign_argument
 @click.pass_context
 def resume(context: click.Context, campaign_id: str) -> None:
     """Lift a hold.
@@ -139,7 +97,7 @@ def resume(context: click.Context, campaign_id: str) -> None:
 
 
 @campaigns.command("cancel")
-@click.argument("campaign_id")
+@campaign_argument
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_context
 def cancel_(context: click.Context, campaign_id: str, *, yes: bool) -> None:
@@ -152,3 +110,7 @@ def cancel_(context: click.Context, campaign_id: str, *, yes: bool) -> None:
         click.confirm(f"Cancel {campaign_id} for good?", abort=True, err=True)
     with_database(settings_of(context), lambda c: cancel(c, campaign_id, actor()))
     console.complain(f"campaign {campaign_id}: cancelled")
+
+
+for command in (preview, test_, retry_rejected):
+    campaigns.add_command(command)

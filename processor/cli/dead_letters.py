@@ -3,7 +3,7 @@
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from itertools import islice
 from typing import Any, Final
@@ -12,7 +12,15 @@ import click
 from msgspec import Struct
 
 from contract import console
-from processor.cli.session import actor, json_option, limit_option, settings_of, with_database
+from contract.watching import watch_option, watched
+from processor.cli.session import (
+    Time,
+    actor,
+    json_option,
+    limit_option,
+    settings_of,
+    with_database,
+)
 from processor.dead_letter_topic import DeadLetterError, DeadLetterTopic, StoredLetter, newest
 from processor.dead_letters import value_of
 from processor.publishing import Publisher
@@ -37,24 +45,11 @@ class _Position(click.ParamType):
         return f"{int(partition)}:{int(offset)}"
 
 
-class _Time(click.ParamType):
-    name = "time"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> datetime:
-        try:
-            at = datetime.fromisoformat(str(value))
-            return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
-        except (ValueError, OverflowError):
-            self.fail(f"{value!r} is no time such as 2026-05-01T12:00:00Z", param, ctx)
-
-
 _topic_option = click.option(
     "--topic", type=click.Choice(sorted(KEYS)), help="Only the records of this topic."
 )
 _since_option = click.option(
-    "--since", type=_Time(), help="Only what was written at this time (UTC) or later."
+    "--since", type=Time(), help="Only what was written at this time (UTC) or later."
 )
 
 
@@ -77,6 +72,7 @@ def dead_letters() -> None:
 @_topic_option
 @_since_option
 @limit_option
+@watch_option
 @json_option
 @click.pass_context
 def list_(
@@ -84,6 +80,7 @@ def list_(
     topic: str | None,
     since: datetime | None,
     limit: int,
+    watch: float | None,
     *,
     as_json: bool,
 ) -> None:
@@ -95,20 +92,27 @@ def list_(
     Example: fairpost dead-letters list --topic due-emails --since 2026-05-01T12:00:00Z
     """
     settings = settings_of(context)
-    with DeadLetterTopic(settings) as dead:
-        # One more tells whether there are more; without a filter only the end needs to be read.
-        last = limit + 1 if topic is None else None
-        found = newest(_of_topic(settings, topic, dead.read(since=since, last=last)), limit + 1)
-    console.show(
-        [
-            ListedLetter(letter.position, letter.at, letter.topic, letter.place, letter.reason)
-            for letter in found[:limit]
-        ],
-        as_json=as_json,
-        columns=("position", "at", "place", "reason"),
-    )
-    if len(found) > limit:
-        console.complain(f"dead-letters: the newest {limit}; see more with --limit")
+
+    def look() -> list[StoredLetter]:
+        with DeadLetterTopic(settings) as dead:
+            # One more tells whether there are more; without a filter only the end needs to be read.
+            last = limit + 1 if topic is None else None
+            return newest(_of_topic(settings, topic, dead.read(since=since, last=last)), limit + 1)
+
+    def tell(found: list[StoredLetter]) -> None:
+        console.show(
+            [
+                ListedLetter(letter.position, letter.at, letter.topic, letter.place, letter.reason)
+                for letter in found[:limit]
+            ],
+            as_json=as_json,
+            columns=("position", "at", "place", "reason"),
+            one_line=watch is not None,
+        )
+        if len(found) > limit:
+            console.complain(f"dead-letters: the newest {limit}; see more with --limit")
+
+    watched(watch, look, tell, as_json=as_json)
 
 
 @dead_letters.command()

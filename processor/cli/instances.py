@@ -3,6 +3,8 @@
 import click
 
 from contract import console
+from contract.watching import watch_option, watched_rows
+from processor.cli.completing import instance_argument
 from processor.cli.session import actor, json_option, settings_of, with_database
 from processor.instances import (
     adopt_instance,
@@ -15,6 +17,7 @@ from processor.instances import (
 _COLUMNS = (
     "instance",
     "state",
+    "paused_at",
     "seen_at",
     "started_at",
     "version",
@@ -37,20 +40,31 @@ def instances() -> None:
 
 
 @instances.command("list")
+@watch_option
 @json_option
 @click.pass_context
-def list_(context: click.Context, *, as_json: bool) -> None:
+def list_(context: click.Context, watch: float | None, *, as_json: bool) -> None:
     """List instances with what they have under way, and the last fence of each.
 
-    An instance is `silent` when its agent gave no sign of life for 30 s: seen_at says since when.
+    An instance is `silent` when its agent gave no sign of life for 30 s: seen_at says since when. One that is paused is
+    given nothing even when its agent comes back.
+
+    \b
+    Examples:
+      fairpost instances list --watch
+      fairpost instances list --json | jq -r '.[] | select(.state == "silent") | .instance'
     """
-    console.show(
-        with_database(settings_of(context), list_instances), as_json=as_json, columns=_COLUMNS
+    settings = settings_of(context)
+    watched_rows(
+        watch,
+        lambda: with_database(settings, list_instances),
+        as_json=as_json,
+        columns=_COLUMNS,
     )
 
 
 @instances.command()
-@click.argument("name")
+@instance_argument
 @click.pass_context
 def pause(context: click.Context, name: str) -> None:
     """Stop an instance: within a second its agent hands nothing more over, until a person resumes it.
@@ -60,12 +74,12 @@ def pause(context: click.Context, name: str) -> None:
     \b
     Example: fairpost instances pause postfix-a
     """
-    with_database(settings_of(context), lambda c: pause_instance(c, name, actor()))
-    console.complain(f"instance {name}: paused")
+    changed = with_database(settings_of(context), lambda c: pause_instance(c, name, actor()))
+    console.complain(f"instance {name}: {'paused' if changed else 'was paused already'}")
 
 
 @instances.command()
-@click.argument("name")
+@instance_argument
 @click.pass_context
 def resume(context: click.Context, name: str) -> None:
     """Let a paused instance go on.
@@ -73,12 +87,12 @@ def resume(context: click.Context, name: str) -> None:
     \b
     Example: fairpost instances resume postfix-a
     """
-    with_database(settings_of(context), lambda c: resume_instance(c, name, actor()))
-    console.complain(f"instance {name}: no longer paused")
+    changed = with_database(settings_of(context), lambda c: resume_instance(c, name, actor()))
+    console.complain(f"instance {name}: {'no longer paused' if changed else 'was not paused'}")
 
 
 @instances.command()
-@click.argument("name")
+@instance_argument
 @click.option("--force", is_flag=True, help="Even though its agent was seen in the last 30 s.")
 @click.pass_context
 def retire(context: click.Context, name: str, *, force: bool) -> None:
@@ -101,7 +115,7 @@ def retire(context: click.Context, name: str, *, force: bool) -> None:
 
 
 @instances.command()
-@click.argument("name")
+@instance_argument
 @click.pass_context
 def adopt(context: click.Context, name: str) -> None:
     """Move the name of an instance to another machine or queue directory; also brings back a retired one.

@@ -105,7 +105,7 @@ def parse(files: tuple[str, ...], tz: tzinfo, *, as_json: bool) -> None:
 
     \b
     Examples:
-      fairpost log parse /var/log/postfix/mail.log
+      fairpost log parse mail.log mail.log.1
       zcat mail.log.2.gz | fairpost log parse --json --tz Europe/Warsaw - | jq 'select(.kind == "reject")'
       tail -f mail.log | fairpost log parse -
     """

@@ -4,7 +4,7 @@ import click
 
 from contract import console
 from processor import schema
-from processor.cli.session import settings_of
+from processor.cli.session import actor, settings_of
 
 
 @click.command()
@@ -30,7 +30,7 @@ def migrate(context: click.Context, *, check: bool, database: str | None) -> Non
             click.echo(name)
         console.complain(f"migrate: {len(waiting)} pending" if waiting else "migrate: up to date")
         context.exit(console.FAILED if waiting else 0)
-    applied = schema.migrate(dsn)
+    applied = schema.migrate(dsn, actor())
     for name in applied:
         click.echo(name)
     console.complain(f"migrate: {len(applied)} applied" if applied else "migrate: up to date")

@@ -7,6 +7,8 @@ import click
 from contract import console
 from contract.console import progress_bar
 from contract.operators import load_operators
+from contract.watching import watch_option, watched_rows
+from processor.cli.completing import operator_argument
 from processor.cli.session import actor, json_option, settings_of, with_database
 from processor.operators import (
     apply_operators,
@@ -28,6 +30,11 @@ def operators() -> None:
 def apply(context: click.Context, file: Path) -> None:
     """Make the operators those of a file, and move what is still planned to the operators of today.
 
+    What a person has paused stays so.
+
+    \b
+    Example: fairpost operators apply operators.toml
+
     \b
     Example of a file:
       [[operator]]
@@ -48,15 +55,23 @@ def apply(context: click.Context, file: Path) -> None:
 
 
 @operators.command("list")
+@watch_option
 @json_option
 @click.pass_context
-def list_(context: click.Context, *, as_json: bool) -> None:
-    """List operators with their limits and what waits for them."""
-    console.show(with_database(settings_of(context), list_operators), as_json=as_json)
+def list_(context: click.Context, watch: float | None, *, as_json: bool) -> None:
+    """List operators with their limits and what waits for them.
+
+    \b
+    Examples:
+      fairpost operators list --watch 5
+      fairpost operators list --json | jq -r '.[] | select(.paused_at) | .operator'
+    """
+    settings = settings_of(context)
+    watched_rows(watch, lambda: with_database(settings, list_operators), as_json=as_json)
 
 
 @operators.command()
-@click.argument("name")
+@operator_argument
 @click.pass_context
 def pause(context: click.Context, name: str) -> None:
     """Stop an operator: within a second no agent hands anything more over for it, until a person resumes it.
@@ -66,12 +81,12 @@ def pause(context: click.Context, name: str) -> None:
     \b
     Example: fairpost operators pause gmail
     """
-    with_database(settings_of(context), lambda c: pause_operator(c, name, actor()))
-    console.complain(f"operator {name}: paused")
+    changed = with_database(settings_of(context), lambda c: pause_operator(c, name, actor()))
+    console.complain(f"operator {name}: {'paused' if changed else 'was paused already'}")
 
 
 @operators.command()
-@click.argument("name")
+@operator_argument
 @click.pass_context
 def resume(context: click.Context, name: str) -> None:
     """Let a paused operator go on.
@@ -79,5 +94,5 @@ def resume(context: click.Context, name: str) -> None:
     \b
     Example: fairpost operators resume gmail
     """
-    with_database(settings_of(context), lambda c: resume_operator(c, name, actor()))
-    console.complain(f"operator {name}: no longer paused")
+    changed = with_database(settings_of(context), lambda c: resume_operator(c, name, actor()))
+    console.complain(f"operator {name}: {'no longer paused' if changed else 'was not paused'}")

@@ -1,26 +1,20 @@
 """`fairpost publish`: campaigns and due e-mails from files to Kafka."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Final
 
 import click
-import msgspec
 
 from contract import console
 from contract.console import CommandError
-from contract.events import (
-    CAMPAIGNS,
-    DUE_EMAILS,
-    CampaignEvent,
-    DueEmail,
-    EventError,
-    campaign_event_type,
-)
-from contract.given_files import FileError, read_json, read_toml
-from contract.outage import first_line
+from contract.events import CAMPAIGNS, DUE_EMAILS, DueEmail, campaign_event_type
+from processor.audit import Act, Action
+from processor.campaign_files import read_campaign_file
 from processor.campaigns import read_campaign_event
-from processor.cli.session import settings_of
+from processor.cli.completing import complete_campaign
+from processor.cli.session import on_record, settings_of
 from processor.due_files import read_csv, read_json_lines
 from processor.emitting import Emission
 from processor.file_rows import FileRow
@@ -43,6 +37,9 @@ def campaign(context: click.Context, file: Path) -> None:
     The file holds the fields of the event; `type` is campaign.scheduled where it is not given.
 
     \b
+    Example: fairpost publish campaign spring.toml
+
+    \b
     Example of a file:
       campaign_id = "spring"
       name = "Spring sale"
@@ -52,28 +49,16 @@ def campaign(context: click.Context, file: Path) -> None:
       subject = "For you, {{ name }}"
       text = "Hello {{ name }}"
     """
-    event = _read_campaign(file)
+    event = read_campaign_file(file, read_campaign_event)
     settings = settings_of(context)
     [error] = Publisher(settings.kafka_bootstrap_servers).publish(
         [Emission(settings.topic(CAMPAIGNS), event.campaign_id, event)]
     )
     if error is not None:
         raise CommandError(f"{settings.topic(CAMPAIGNS)}: {error}")
+    details = {"type": campaign_event_type(event), "file": click.format_filename(file)}
+    on_record(settings, Act(Action.CAMPAIGN_PUBLISH, event.campaign_id, details))
     console.complain(f"published {campaign_event_type(event)} of {event.campaign_id}")
-
-
-def _read_campaign(file: Path) -> CampaignEvent:
-    try:
-        fields = read_json(file) if file.suffix.lower() == ".json" else read_toml(file)
-        if not isinstance(fields, dict):
-            raise CommandError(f"{file}: is no object with the fields of a campaign")
-        return read_campaign_event(msgspec.json.encode({"type": "campaign.scheduled", **fields}))
-    except FileNotFoundError as error:
-        raise CommandError(f"{file}: {error.strerror}") from None
-    except RecursionError:
-        raise CommandError(f"{file}: is nested too deep") from None
-    except (FileError, EventError) as error:
-        raise CommandError(f"{file}: {first_line(error)}") from None
 
 
 @publish.command("due-emails")
@@ -84,7 +69,12 @@ def _read_campaign(file: Path) -> CampaignEvent:
     type=click.Choice(["csv", "jsonl"]),
     help="By default from the file's name; csv on standard input.",
 )
-@click.option("--campaign", "campaign_id", help="The campaign_id of rows that have none.")
+@click.option(
+    "--campaign",
+    "campaign_id",
+    shell_complete=complete_campaign,
+    help="The campaign_id of rows that have none.",
+)
 @click.option("--email-key", help="The email_key of rows that have none.")
 @click.pass_context
 def due_emails(
@@ -111,24 +101,38 @@ def due_emails(
         if value is not None
     }
     publisher = Publisher(settings.kafka_bootstrap_servers)
-    published = bad = 0
-    with console.counted_lines(file) as lines:
-        for rows in _batches(_reader(file.name, kind)(lines, defaults)):
-            for row in rows:
-                if row.complaint is not None:
-                    bad += 1
-                    console.complain(f"{file.name}:{row.line}: {row.complaint}")
-            good = [(row.line, row.value) for row in rows if row.value is not None]
-            results = publisher.publish(
-                [Emission(settings.topic(DUE_EMAILS), e.user_id, e) for _, e in good]
-            )
-            for (line, _), error in zip(good, results, strict=True):
-                if error is None:
-                    published += 1
-                else:
-                    bad += 1
-                    console.complain(f"{file.name}:{line}: not published: {error}")
-    console.complain(f"published {published} due e-mails" + (f", {bad} bad rows" if bad else ""))
+    published: Counter[str] = Counter()
+    bad = 0
+    try:
+        with console.counted_lines(file) as lines:
+            for rows in _batches(_reader(file.name, kind)(lines, defaults)):
+                for row in rows:
+                    if row.complaint is not None:
+                        bad += 1
+                        console.complain(f"{file.name}:{row.line}: {row.complaint}")
+                good = [(row.line, row.value) for row in rows if row.value is not None]
+                results = publisher.publish(
+                    [Emission(settings.topic(DUE_EMAILS), e.user_id, e) for _, e in good]
+                )
+                for (line, event), error in zip(good, results, strict=True):
+                    if error is None:
+                        published[event.campaign_id] += 1
+                    else:
+                        bad += 1
+                        console.complain(f"{file.name}:{line}: not published: {error}")
+    finally:
+        # Also of what was interrupted.
+        name = click.format_filename(file.name)
+        on_record(
+            settings,
+            *(
+                Act(Action.DUE_EMAILS_PUBLISH, campaign, {"published": number, "file": name})
+                for campaign, number in published.items()
+            ),
+        )
+    console.complain(
+        f"published {published.total()} due e-mails" + (f", {bad} bad rows" if bad else "")
+    )
     context.exit(console.FAILED if bad else 0)
 
 

@@ -19,6 +19,9 @@ def off(context: click.Context) -> None:
 
     Nothing is reserved, emitted or handed over until a person switches it on. Due e-mails wait on their topic, as long
     as it keeps them. What Postfix holds already is still delivered, and the outcomes are recorded.
+
+    \b
+    Example: fairpost sending off
     """
     _switch(context, sending=False)
 
@@ -26,7 +29,11 @@ def off(context: click.Context) -> None:
 @sending.command()
 @click.pass_context
 def on(context: click.Context) -> None:
-    """Let the fleet send: what waited goes on, each e-mail once."""
+    """Let the fleet send: what waited goes on, each e-mail once.
+
+    \b
+    Example: fairpost sending on
+    """
     _switch(context, sending=True)
 
 
@@ -37,6 +44,9 @@ def status(context: click.Context, *, as_json: bool) -> None:
     """Say whether the fleet sends, since when, and by whom.
 
     The exit code is 0 either way.
+
+    \b
+    Example: fairpost sending status --json
     """
     found = with_database(settings_of(context), show_sending)
     if as_json:

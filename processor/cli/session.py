@@ -2,14 +2,19 @@
 
 import asyncio
 import getpass
+import os
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import click
 import psycopg
 
+from contract import console
 from contract.console import CommandError
 from contract.database import conninfo
+from contract.outage import first_line
+from processor import audit
 from processor.settings import ProcessorSettings
 
 T = TypeVar("T")
@@ -47,8 +52,37 @@ def with_database(
 
 
 def actor() -> str:
-    """Who is at the terminal, for the audit."""
-    return getpass.getuser()
+    """Who is at the terminal, for the audit; behind sudo, who called it."""
+    try:
+        return os.environ.get("SUDO_USER") or getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        return f"uid {os.getuid()}"
+
+
+def on_record(settings: ProcessorSettings, *acts: audit.Act) -> None:
+    """Puts on record what was done to Kafka alone; where the database does not take it, says so, as it is done."""
+    if not acts:
+        return
+    try:
+        with_database(settings, lambda connection: audit.record(connection, actor(), *acts))
+    except (CommandError, psycopg.Error) as error:
+        console.complain(f"audit: not on record: {first_line(error)}")
+
+
+class Time(click.ParamType):
+    """A moment such as `2026-05-01T12:00:00Z`; UTC where it has no offset."""
+
+    name = "time"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> datetime:
+        """Fails the command's usage where the text is no time."""
+        try:
+            at = datetime.fromisoformat(str(value))
+            return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
+        except (ValueError, OverflowError):
+            self.fail(f"{value!r} is no time such as 2026-05-01T12:00:00Z", param, ctx)
 
 
 json_option = click.option(

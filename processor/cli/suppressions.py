@@ -9,6 +9,7 @@ from psycopg import AsyncConnection
 from contract import console
 from contract.addresses import suppression_key
 from contract.operators import normalise_domain
+from processor.cli.completing import complete_campaign
 from processor.cli.session import actor, json_option, limit_option, settings_of, with_database
 from processor.overview import CampaignError, show_campaign
 from processor.suppression_files import read_suppressions
@@ -46,6 +47,7 @@ _campaign_option = click.option(
     "campaign_id",
     metavar="ID",
     callback=_utf8,
+    shell_complete=complete_campaign,
     help="Of this campaign only; by default of all.",
 )
 _reason_option = click.option(
@@ -196,9 +198,14 @@ def remove_(
     "campaign_id",
     metavar="ID",
     callback=_utf8,
+    shell_complete=complete_campaign,
     help="Only what was said of this campaign.",
 )
-@click.option("--source", type=click.Choice(list(Source)), help="Only what came from there.")
+@click.option(
+    "--source",
+    type=click.Choice([source.value for source in Source]),
+    help="Only what came from there.",
+)
 @click.option(
     "--match",
     metavar="TEXT",
@@ -257,6 +264,7 @@ def list_(
     "campaign_id",
     metavar="ID",
     callback=_utf8,
+    shell_complete=complete_campaign,
     help="Whether mail of this campaign may go there; by default of any.",
 )
 @json_option

@@ -3,7 +3,8 @@
 import click
 
 from contract import console
-from processor.cli.session import json_option, settings_of
+from processor.audit import Act, Action
+from processor.cli.session import json_option, on_record, settings_of
 from processor.topics import Topics, topic_specs
 
 partitions_option = click.option(
@@ -42,6 +43,8 @@ def create(context: click.Context, partitions: int, replication: int) -> None:
     )
     for name in made:
         click.echo(name)
+    details = {"partitions": partitions, "replication": replication}
+    on_record(settings, *(Act(Action.TOPICS_CREATE, name, details) for name in made))
     console.complain(f"topics: {len(made)} created" if made else "topics: all are there")
 
 
@@ -50,7 +53,11 @@ def create(context: click.Context, partitions: int, replication: int) -> None:
 @json_option
 @click.pass_context
 def check(context: click.Context, partitions: int, *, as_json: bool) -> None:
-    """Compare the topics with what they must be; exit code 1 if one is wrong."""
+    """Compare the topics with what they must be; exit code 1 if one is wrong.
+
+    \b
+    Example: fairpost topics check --json | jq -r '.[] | select(.complaint) | .topic'
+    """
     settings = settings_of(context)
     states = Topics(settings.kafka_bootstrap_servers).check(
         topic_specs(settings, partitions=partitions)

@@ -4,11 +4,21 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
+from psycopg import AsyncConnection
 
 from contract import console
 from contract.states import MessageState
+from contract.watching import watch_option, watched
+from processor.cli.completing import complete_campaign, complete_instance
 from processor.cli.session import actor, json_option, limit_option, settings_of, with_database
-from processor.uncertain import Selection, Verdict, count_uncertain, list_uncertain, resolve
+from processor.uncertain import (
+    Selection,
+    UncertainMessage,
+    Verdict,
+    count_uncertain,
+    list_uncertain,
+    resolve,
+)
 
 _COLUMNS = (
     "dispatch_id",
@@ -23,10 +33,17 @@ _COLUMNS = (
 )
 
 _instance_option = click.option(
-    "--instance", metavar="NAME", help="Only what was handed to this instance."
+    "--instance",
+    metavar="NAME",
+    shell_complete=complete_instance,
+    help="Only what was handed to this instance.",
 )
 _campaign_option = click.option(
-    "--campaign", "campaign_id", metavar="ID", help="Only what belongs to this campaign."
+    "--campaign",
+    "campaign_id",
+    metavar="ID",
+    shell_complete=complete_campaign,
+    help="Only what belongs to this campaign.",
 )
 
 
@@ -57,6 +74,7 @@ def uncertain() -> None:
 @_instance_option
 @_campaign_option
 @limit_option
+@watch_option
 @json_option
 @click.pass_context
 def list_(
@@ -64,6 +82,7 @@ def list_(
     instance: str | None,
     campaign_id: str | None,
     limit: int,
+    watch: float | None,
     *,
     as_json: bool,
 ) -> None:
@@ -76,20 +95,23 @@ def list_(
     """
     settings = settings_of(context)
     selection = Selection(instance=instance, campaign_id=campaign_id)
-    found = with_database(settings, lambda c: list_uncertain(c, selection, limit=limit))
-    number = with_database(settings, lambda c: count_uncertain(c, selection)).number
-    console.show(found, as_json=as_json, columns=_COLUMNS)
-    if number > len(found):
-        console.complain(
-            f"uncertain: {number} messages, the oldest {len(found)} shown: see --limit"
-        )
-    else:
-        console.complain(f"uncertain: {number} messages")
-    if number:
-        console.complain(
-            "look for bounce+DISPATCH@ in the mail log of the instance; then `fairpost uncertain resend DISPATCH`"
-            " sends a message again, and `fairpost uncertain drop DISPATCH` never"
-        )
+
+    async def look(connection: AsyncConnection[Any]) -> tuple[list[UncertainMessage], int]:
+        found = await list_uncertain(connection, selection, limit=limit)
+        return found, (await count_uncertain(connection, selection)).number
+
+    def tell(looked: tuple[list[UncertainMessage], int]) -> None:
+        found, number = looked
+        console.show(found, as_json=as_json, columns=_COLUMNS, one_line=watch is not None)
+        shown = f", the oldest {len(found)} shown: see --limit" if number > len(found) else ""
+        console.complain(f"uncertain: {number} messages{shown}")
+        if number:
+            console.complain(
+                "look for bounce+DISPATCH@ in the mail log of the instance; then `fairpost uncertain resend DISPATCH`"
+                " sends a message again, and `fairpost uncertain drop DISPATCH` never"
+            )
+
+    watched(watch, lambda: with_database(settings, look), tell, as_json=as_json)
 
 
 @uncertain.command()

@@ -191,7 +191,8 @@ Build = Callable[..., House]
 def build(testbed: Testbed, template: str, request: pytest.FixtureRequest) -> Iterator[Build]:
     """Builds the house of a test: `build({"gmail": 600}, hosts=2)`; nothing runs before `start()`.
 
-    When all is stopped, no log of it names a recipient.
+    With `signed`, the From domains that its hosts sign, the operators keep what they receive. When all is stopped, no log
+    of it names a recipient.
     """
     houses: list[House] = []
     with ExitStack() as stack:
@@ -202,10 +203,13 @@ def build(testbed: Testbed, template: str, request: pytest.FixtureRequest) -> It
             *,
             hosts: int = 1,
             postfix: Mapping[str, str] = IMPATIENT,
+            signed: Sequence[str] = (),
         ) -> House:
             number = next(_numbers)
             name = f"{re.sub('[^a-z]+', '_', request.node.name)[:32]}_{number}"
-            operators = testbed.add_operators({o: [f"{o}.test"] for o in limits})
+            operators = testbed.add_operators(
+                {o: [f"{o}.test"] for o in limits}, keep_messages=bool(signed)
+            )
             rules = [OperatorRule(o, [f"{o}.test"], limit) for o, limit in limits.items()]
             installation = stack.enter_context(
                 Installation(testbed, name, rules, template=template)
@@ -217,6 +221,7 @@ def build(testbed: Testbed, template: str, request: pytest.FixtureRequest) -> It
                     operators=operators.values(),
                     topic=installation.topic("delivery-log"),
                     postfix=postfix,
+                    signed=signed,
                 )
                 stack.callback(testbed.remove_instance, instance.name)
                 instances[instance.name] = instance

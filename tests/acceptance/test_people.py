@@ -59,7 +59,12 @@ def test_pause_holds_and_resume_goes_on(build: Build) -> None:
     house.wait_for_states("held", {"sent": CONTACTS})
     assert house.reckon().complaints == ()
     actions = house.query("SELECT action FROM audit WHERE subject = 'held' ORDER BY audit_id")
-    assert actions == [("campaign.hold",), ("campaign.lift",)]
+    assert actions == [
+        ("campaign.publish",),
+        ("due_emails.publish",),
+        ("campaign.hold",),
+        ("campaign.lift",),
+    ]
 
 
 def test_cancel_stops_within_a_second(build: Build) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from contract.checks import Check
 from contract.operators import OTHER, Operator
 from smtp_agent.agent import AgentError, machine_id
 from smtp_agent.checks import (
-    Check,
     check_all,
     check_database,
     check_feed,

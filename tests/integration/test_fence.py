@@ -17,6 +17,7 @@ import pytest
 from contract.database import conninfo
 from contract.envelope import sender_of
 from contract.events import DELIVERY_LOG, PostfixLine, encode
+from contract.rendering import Recipient
 from processor.fences import judge_fences
 from processor.log_header import split_header
 from processor.tracking import Tracking
@@ -25,7 +26,6 @@ from smtp_agent.handover import Batch, Handover
 from smtp_agent.listing import Listing, list_queue
 from smtp_agent.postfix import Postfix as OurPostfix
 from smtp_agent.postfix import read_postfix
-from smtp_agent.rendering import Recipient
 from testbed.mailbox import MailboxOperator
 from testbed.ports import LOOPBACK
 from testbed.postfix import Postfix

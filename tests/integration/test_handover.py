@@ -15,11 +15,11 @@ import pytest
 
 from contract.database import Connection
 from contract.events import Template
+from contract.rendering import Content, Rendered
+from contract.rendering_pool import RenderingPool
 from processor.interventions import cancel
 from smtp_agent.claims import Claim
 from smtp_agent.handover import Batch, HandedOver, Refusal
-from smtp_agent.rendering import Content, Rendered
-from smtp_agent.rendering_pool import RenderingPool
 from tests.integration.conftest import (
     INSTANCE,
     START,

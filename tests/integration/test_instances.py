@@ -1,7 +1,6 @@
 """Instances: how they stand, and what people do to them: pause, retire, adopt; each act is on record."""
 
 import asyncio
-import getpass
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC
@@ -12,6 +11,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from contract.database import Connection, conninfo
+from processor.cli.session import actor
 from processor.housekeeping import observe
 from processor.instances import (
     BLOCK,
@@ -455,12 +455,14 @@ async def test_the_commands(post: Post, fairpost: Fairpost) -> None:
     await post.plan([due(1)])
     await post.hand(1)
     assert await run("pause", INSTANCE) == (0, b"", f"instance {INSTANCE}: paused\n")
+    assert await run("pause", INSTANCE) == (0, b"", f"instance {INSTANCE}: was paused already\n")
     _, out, _ = await run("list", "--json")
     [row] = msgspec.json.decode(out)
     assert row.keys() == set(Instance.__struct_fields__)
     assert (row["instance"], row["state"], row["handed"]) == (INSTANCE, "paused", 1)
     assert b" paused " in (await run("list"))[1]
     assert await run("resume", INSTANCE) == (0, b"", f"instance {INSTANCE}: no longer paused\n")
+    assert await run("resume", INSTANCE) == (0, b"", f"instance {INSTANCE}: was not paused\n")
     code, out, err = await run("retire", INSTANCE)
     assert (code, out) == (1, b"")
     assert err.startswith(f"instance '{INSTANCE}': is alive, its agent was seen ")
@@ -486,6 +488,6 @@ async def test_the_commands(post: Post, fairpost: Fairpost) -> None:
             "instance 'nobody': unknown; see `fairpost instances list`\n",
         )
     assert await audited(post.owner) == [
-        (getpass.getuser(), f"instance.{action}", INSTANCE)
+        (actor(), f"instance.{action}", INSTANCE)
         for action in ("pause", "resume", "retire", "adopt")
     ]

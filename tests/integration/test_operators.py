@@ -1,7 +1,6 @@
 """Operators: the database's are those of the file, as a whole and on record."""
 
 import asyncio
-import getpass
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import msgspec
 import psycopg
 
 from contract.operators import Operator, load_operators
+from processor.cli.session import actor
 from processor.operators import (
     apply_operators,
     list_operators,
@@ -255,15 +255,16 @@ async def test_a_paused_operator_is_handed_nothing(post: Post) -> None:
     await post.plan([due(n) for n in range(10, 12)])
     claim, _ = await post.hand(2, operator="a")
     async with post.worker.connection() as connection:
-        await pause_operator(connection, "a", "ann")
+        assert await pause_operator(connection, "a", "ann")
         paused_at = (await list_operators(connection))[0].paused_at
         assert paused_at is not None
-        await pause_operator(connection, "a", "ben")
+        assert not await pause_operator(connection, "a", "ben")
         assert (await list_operators(connection))[0].paused_at == paused_at, "since the first"
         assert (await post.handover().write_ahead(claim, 2, 1)).outcome == "operator paused"
         assert await post.claims("postfix-b").claim("a") is None
         await post.hand(2)
-        await resume_operator(connection, "a", "ben")
+        assert await resume_operator(connection, "a", "ben")
+        assert not await resume_operator(connection, "a", "ann")
         assert (await list_operators(connection))[0].paused_at is None
     assert len((await post.handover().write_ahead(claim, 2, 2)).recipients) == 2
     await post.hand(2, "postfix-b", "a")
@@ -272,9 +273,8 @@ async def test_a_paused_operator_is_handed_nothing(post: Post) -> None:
         "SELECT actor, action, subject FROM audit WHERE action <> 'operators.apply' ORDER BY audit_id",
     ) == [
         ("ann", "operator.pause", "a"),
-        ("ben", "operator.pause", "a"),
         ("ben", "operator.resume", "a"),
-    ]
+    ], "what changes nothing is not on record"
 
 
 async def test_the_commands_that_pause(post: Post, fairpost: Fairpost) -> None:
@@ -290,8 +290,10 @@ async def test_the_commands_that_pause(post: Post, fairpost: Fairpost) -> None:
 
     assert await paused() == [False]
     assert await run("pause", "other") == (0, b"", "operator other: paused\n")
+    assert await run("pause", "other") == (0, b"", "operator other: was paused already\n")
     assert await paused() == [True]
     assert await run("resume", "other") == (0, b"", "operator other: no longer paused\n")
+    assert await run("resume", "other") == (0, b"", "operator other: was not paused\n")
     assert await paused() == [False]
     for command in ("pause", "resume"):
         assert await run(command, "nobody") == (
@@ -301,4 +303,4 @@ async def test_the_commands_that_pause(post: Post, fairpost: Fairpost) -> None:
         )
     assert await fetch(
         post.owner, "SELECT actor, action, subject FROM audit ORDER BY audit_id"
-    ) == [(getpass.getuser(), f"operator.{command}", "other") for command in ("pause", "resume")]
+    ) == [(actor(), f"operator.{command}", "other") for command in ("pause", "resume")]

@@ -16,8 +16,8 @@ import pytest
 
 from contract.addresses import AddressError
 from contract.events import Template
-from smtp_agent.rendering import MAXIMUM_MESSAGE, Content, Recipient, Rendered, Renderer
-from smtp_agent.rendering_pool import BATCH_OCTETS, RenderingPool
+from contract.rendering import MAXIMUM_MESSAGE, Content, Recipient, Rendered, Renderer
+from contract.rendering_pool import BATCH_OCTETS, RenderingPool
 
 DATE = datetime(2026, 11, 30, 9, 5, 7, tzinfo=UTC)
 FOREVER = float("inf")
@@ -83,7 +83,7 @@ def workers(parent: int | None = None) -> list[int]:
             ppid = int((directory / "stat").read_text().rpartition(")")[2].split()[1])
             if ppid == (parent or os.getpid()):
                 command = (directory / "cmdline").read_bytes()
-                if b"smtp_agent.rendering_worker" in command:
+                if b"contract.rendering_worker" in command:
                     found.append(int(directory.name))
     return found
 
@@ -287,7 +287,7 @@ async def test_a_process_that_does_not_answer(
     """A stopped process is killed, and what it was to render is rendered by another; nothing is refused."""
     await render(pool, content(), recipients("good"), DATE, FOREVER)
     (worker,) = workers()
-    monkeypatch.setattr("smtp_agent.rendering_pool._SILENCE_SECONDS", 0.2)
+    monkeypatch.setattr("contract.rendering_pool._SILENCE_SECONDS", 0.2)
     os.kill(worker, signal.SIGSTOP)
     rendering = asyncio.create_task(render(pool, content(), recipients("good"), DATE, FOREVER))
     await until(lambda: worker not in workers())

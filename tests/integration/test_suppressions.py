@@ -1,7 +1,6 @@
 """Suppressions: by hard bounces and by people, of all campaigns or one, whatever form an address has; heeded at hand-over."""
 
 import asyncio
-import getpass
 import json
 import random
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from contract.database import Pool
 from contract.events import PostfixLine
 from contract.operators import Operator
 from processor import metrics
+from processor.cli.session import actor
 from processor.operators import apply_operators, replan_moved
 from processor.retention import forget, prune
 from processor.suppressions import (
@@ -518,9 +518,9 @@ def test_the_commands(fairpost: Fairpost) -> None:
         "campaign 'sprnig': unknown; see `fairpost campaigns list`",
     ]
     assert [(r["mailbox"], r["campaign_id"], r["source"], r["reason"]) for r in rows_of(fairpost, "list")] == [
-        ("ben@shop.test", "sprnig", "person", f"added by {getpass.getuser()}"),
-        ("some.one@xn--kln-sna.test", None, "person", f"added by {getpass.getuser()}"),
-        ("ben@shop.test", None, "person", f"added by {getpass.getuser()}"),
+        ("ben@shop.test", "sprnig", "person", f"added by {actor()}"),
+        ("some.one@xn--kln-sna.test", None, "person", f"added by {actor()}"),
+        ("ben@shop.test", None, "person", f"added by {actor()}"),
     ]  # fmt: skip
     assert len(rows_of(fairpost, "list", "--match", "KÖLN.test")) == 1
     assert len(rows_of(fairpost, "list", "--match", "BEN@shop.test")) == 2

@@ -183,7 +183,7 @@ def test_postfix_runs_what_deploy_holds(instance: Instance) -> None:
     def services(directory: Path) -> set[str]:
         return {" ".join(line.split()) for line in postconf(directory, "-M")}
 
-    own = {"config_directory", "maillog_file", "bounce_domain", *IMPATIENT}
+    own = {"config_directory", "maillog_file", "bounce_domain", "dkim_milter", *IMPATIENT}
     differing = postconf(DEPLOY, "-n") - postconf(instance.postfix.config_directory, "-n")
     assert {line.partition(" =")[0] for line in differing} <= own
 
@@ -248,7 +248,7 @@ def test_grey_recipient_is_accepted_at_the_second_attempt(
 
 def test_moods_and_rates_change_while_running(testbed: Testbed) -> None:
     """An operator behaves as it is told, from the next recipient on."""
-    operator = testbed.add_operators({"moody": ["moody.test"]}, keep_bodies=True)["moody"]
+    operator = testbed.add_operators({"moody": ["moody.test"]}, keep_messages=True)["moody"]
     instance = testbed.add_instance("moody", operators=[operator])
     try:
         assert instance.postfix.tag == "postfix-moody"
@@ -263,7 +263,7 @@ def test_moods_and_rates_change_while_running(testbed: Testbed) -> None:
             feed(instance, f"{fresh()}@moody.test")
         wait_for_line(instance, "said: 421 4.7.0", "status=deferred")
         assert len(operator.accepted()) == 2
-        assert operator.accepted()[0].body == "body\r\n"
+        assert operator.accepted()[0].body == b"body\r\n"
         # What was accepted leaves the queue a moment after.
         wait_until(lambda: len(instance.postfix.queue()) == 1, timeout=60, what="one that waits")
         [waiting] = instance.postfix.queue()
@@ -433,7 +433,7 @@ def test_process_that_ends_shows_its_log(tmp_path: Path) -> None:
 )
 def test_nothing_outlives_the_testbed(end: signal.Signals) -> None:
     """No process is left when the testbed's own is killed or interrupted."""
-    command = [sys.executable, "-m", "testbed"]
+    command = [sys.executable, "-m", "testbed", "--signed", "shop.example"]
     with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, text=True) as parent:
         try:
             assert parent.stdout is not None
@@ -441,7 +441,8 @@ def test_nothing_outlives_the_testbed(end: signal.Signals) -> None:
             assert "ready; Ctrl-C stops it\n" in parent.stdout
             programs = {program for _, program in processes_of(directory)}
             python = Path(sys.executable).resolve().name
-            assert programs >= {"java", "postgres", "master", "qmgr", "smtpd", python}
+            services = {"java", "postgres", "master", "qmgr", "smtpd", "opendkim", python}
+            assert programs >= services
             parent.send_signal(end)
             parent.wait(60)
         finally:

@@ -1,7 +1,6 @@
 """Uncertain messages: shown with what is known, resent or dropped by a person's word only, and each on record."""
 
 import asyncio
-import getpass
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -12,13 +11,14 @@ import pytest
 
 from contract.database import Connection
 from contract.states import MessageState
+from processor.cli.session import actor
 from processor.housekeeping import observe, sweep_all
 from processor.instances import retire_instance
 from processor.operators import replan_moved
+from processor.resending import BLOCK
 from processor.retention import forget
 from processor.tracking import Tracking
 from processor.uncertain import (
-    BLOCK,
     Selection,
     UncertainMessage,
     Verdict,
@@ -497,7 +497,7 @@ async def test_a_word_on_named_ones(post: Post, fairpost: Fairpost) -> None:
     assert await fetch(
         post.owner,
         "SELECT actor, action FROM audit WHERE action LIKE 'uncertain%%' ORDER BY audit_id",
-    ) == [(getpass.getuser(), f"uncertain.{verdict}") for verdict in ("resend", "drop", "resend")]
+    ) == [(actor(), f"uncertain.{verdict}") for verdict in ("resend", "drop", "resend")]
 
 
 @pytest.mark.parametrize(("stdin", "done"), [("y\n", True), ("n\n", False), ("", False)])
@@ -558,7 +558,8 @@ async def test_an_agent_cannot_say_so(post: Post, owner: Connection) -> None:
     """No agent can resolve what is uncertain, nor retire another."""
     async with post.agent.connection() as connection:
         for signature in (
-            "resolve_uncertain(bigint, bigint[], text, timestamptz, boolean, text, int)",
+            "send_again(bigint, message_state, bigint[], text, text, timestamptz, text, int)",
+            "drop_uncertain(bigint, bigint[], text, timestamptz, text, int)",
             "retire_chunk(text, bigint, int)",
         ):
             assert not await fetch_one(

@@ -63,6 +63,9 @@ def test_every_state(state: str) -> None:
             {"instance_seen_at": NOW - timedelta(minutes=1)},
             "`fairpost instances retire postfix-a`",
         ),
+        ("rejected", {"email": "a@b.test"}, "`fairpost campaigns retry-rejected spring`"),
+        ("rejected", {"email": ""}, "an email_key of its own"),
+        ("rejected", {"email": "a@b.test", "campaign_state": "cancelled"}, "nothing"),
         ("deferred", {}, "the Postfix of postfix-a tries again"),
     ],
 )

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from contract.addresses import Mailbox, parse_address
-from smtp_agent.mime import (
+from contract.mime import (
     MimeError,
     alternative,
     entity,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from contract.addresses import AddressError
 from contract.envelope import dispatch_of
 from contract.events import Template
-from smtp_agent.rendering import Content, Recipient, Rendered, Renderer, RenderingError
+from contract.rendering import Content, Recipient, Rendered, Renderer, RenderingError
 
 DATE = datetime(2026, 11, 30, 9, 5, 7, tzinfo=UTC)
 

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from contract.events import Template
-from smtp_agent.rendering import Content, Recipient, Rendered, Renderer
-from smtp_agent.rendering_worker import LENGTH, Done, Job, render, serve
+from contract.rendering import Content, Recipient, Rendered, Renderer
+from contract.rendering_worker import LENGTH, Done, Job, render, serve
 
 DATE = datetime(2026, 11, 30, 9, 5, 7, tzinfo=UTC)
 CONTENT = Content(
@@ -39,7 +39,7 @@ def test_a_job_ends_with_its_slice(monkeypatch: pytest.MonkeyPatch) -> None:
     """When its slice of CPU time is over a job ends with the messages so far, at least one."""
     renderer = Renderer(CONTENT, "bounce.test")
     assert len(render(job(5), renderer).answers) == 5
-    monkeypatch.setattr("smtp_agent.rendering_worker.SLICE_SECONDS", -1.0)
+    monkeypatch.setattr("contract.rendering_worker.SLICE_SECONDS", -1.0)
     done = render(job(5), renderer)
     assert done.answers == [renderer.render(job(5).recipients[0], DATE)]
     assert 0 <= done.longest < 1

@@ -56,9 +56,21 @@ def test_final_states_are_the_last() -> None:
 
 
 def test_nothing_follows_a_final_state() -> None:
-    """The first final state of a message stays, and only a final state has no way on."""
+    """The first final state of a message stays but for `rejected`, and only a final state has no way on."""
     assert set(MESSAGE_TRANSITIONS) == set(MessageState)
-    assert {state for state, following in MESSAGE_TRANSITIONS.items() if not following} == FINAL
+    ends = {state for state, following in MESSAGE_TRANSITIONS.items() if not following}
+    assert ends == FINAL - {MessageState.REJECTED}
+
+
+def test_what_was_rejected_is_sent_only_when_it_is_handed_over_again() -> None:
+    """From `rejected` a message gets no further than into its chunk, and nothing that Postfix ever had can be retried."""
+    never_left = {
+        MessageState.PLANNED,
+        MessageState.EXPIRED,
+        MessageState.SUPPRESSED,
+        MessageState.CANCELLED,
+    }
+    assert MESSAGE_TRANSITIONS[MessageState.REJECTED] == never_left
 
 
 def test_every_state_is_reached_and_every_message_can_end() -> None:

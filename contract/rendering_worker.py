@@ -1,7 +1,7 @@
-"""A process that renders messages for an agent, `python -m smtp_agent.rendering_worker BOUNCE_DOMAIN`.
+"""A process that renders messages for an agent or a command, `python -m contract.rendering_worker BOUNCE_DOMAIN`.
 
 It reads jobs from standard input and answers each on standard output, as frames of a length and as many octets; an
-empty frame says that it is ready. It ends with its input, so never outlives its agent; the signals that drain an agent
+empty frame says that it is ready. It ends with its input, so never outlives its parent; the signals that drain an agent
 do not end it, as a drain still renders.
 
 The kernel holds it to its limits: a message that takes too much CPU time ends the process by a signal that nothing
@@ -24,7 +24,7 @@ from typing import BinaryIO, Final
 import msgspec
 from msgspec import Struct
 
-from smtp_agent.rendering import Content, Recipient, Rendered, Renderer, RenderingError
+from contract.rendering import Content, Recipient, Rendered, Renderer, RenderingError
 
 logger = logging.getLogger(__name__)
 
@@ -146,7 +146,7 @@ def serve(jobs: BinaryIO, answers: BinaryIO, bounce_domain: str) -> None:
             frame = jobs.read(length)
             if not length or len(frame) < length:
                 return
-            job: Job = pickle.loads(frame)  # noqa: S301  the agent's own
+            job: Job = pickle.loads(frame)  # noqa: S301  its parent's own
             answer = encoder.encode(render(job, renderers.get(job.content)))
     except BrokenPipeError:
         return

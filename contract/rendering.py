@@ -30,20 +30,20 @@ from contract.addresses import AddressError, mail_domain, parse_address, parse_m
 from contract.envelope import sender_of
 from contract.events import Template
 from contract.fields import check_header_name
-from contract.templates import (
-    CompiledTemplate,
-    TemplateError,
-    compile_html,
-    compile_text,
-    compile_url,
-)
-from smtp_agent.mime import (
+from contract.mime import (
     MimeError,
     alternative,
     entity,
     field_value,
     mailbox_field,
     unstructured_field,
+)
+from contract.templates import (
+    CompiledTemplate,
+    TemplateError,
+    compile_html,
+    compile_text,
+    compile_url,
 )
 
 MAXIMUM_URL: Final = 900

@@ -7,6 +7,7 @@ So a template that never ends costs its own message only, and other campaigns a 
 
 import asyncio
 import logging
+import math
 import os
 import pickle
 import signal
@@ -21,11 +22,11 @@ from typing import Final
 
 import msgspec
 
+from contract import rendering_worker
 from contract.addresses import mail_domain
 from contract.outage import first_line
-from smtp_agent import rendering_worker
-from smtp_agent.rendering import Content, Recipient, Rendered, fault
-from smtp_agent.rendering_worker import (
+from contract.rendering import Content, Recipient, Rendered, fault
+from contract.rendering_worker import (
     COMPILING_SECONDS,
     COMPILING_SIGNAL,
     LENGTH,
@@ -60,7 +61,7 @@ _LIMITS: Final[dict[int, str]] = {
 
 
 class RenderingPool:
-    """Renders for the lanes of an agent; its processes are started when they are needed.
+    """Renders for the lanes of an agent, or for a person to see; its processes are started when they are needed.
 
     Args:
         bounce_domain: of the envelope senders.
@@ -101,8 +102,19 @@ class RenderingPool:
                     yield answers
         except TimeoutError:
             pass
-        except _NoProcessError as error:
+        except NoProcessError as error:
             logger.error("no rendering process: %s", error)  # noqa: TRY400  the whole story
+
+    async def render_apart(
+        self, content: Content, recipient: Recipient, date: datetime
+    ) -> Rendered | str:
+        """Renders one message apart: the message, or in one line why there is none for good.
+
+        Raises:
+            NoProcessError: there is no process that answers.
+        """
+        [answer] = await self._render_one(Job(content, [recipient], date), math.inf)
+        return answer
 
     async def _render_slice(self, job: Job, deadline: float) -> list[Rendered | str]:
         try:
@@ -141,11 +153,11 @@ class RenderingPool:
             self._apart.popitem(last=False)
 
 
-class _NoProcessError(Exception):
+class NoProcessError(Exception):
     """There is no process that answers; one line."""
 
 
-class _SilentError(_NoProcessError):
+class _SilentError(NoProcessError):
     """A process did not answer, and is no more."""
 
 
@@ -190,7 +202,7 @@ class _RenderingProcess:
 
         Raises:
             TimeoutError: its turn did not come by the deadline.
-            _NoProcessError: there is no process.
+            NoProcessError: there is no process.
             _SilentError: the process did not answer.
             _PoisonError: the job ended the process, or cannot be told to it.
         """
@@ -247,15 +259,15 @@ class _RenderingProcess:
                 start_new_session=True,
             )
         except OSError as error:
-            raise _NoProcessError(first_line(error)) from None
+            raise NoProcessError(first_line(error)) from None
         try:
             async with asyncio.timeout(_START_SECONDS):
                 await _read(process)
         except TimeoutError:
             await _kill(process)
-            raise _NoProcessError(f"it was not ready in {_START_SECONDS:g} s") from None
+            raise NoProcessError(f"it was not ready in {_START_SECONDS:g} s") from None
         except asyncio.IncompleteReadError:
-            raise _NoProcessError(
+            raise NoProcessError(
                 f"it ended at its start ({_name(await _ended(process))})"
             ) from None
         except BaseException:
