@@ -223,6 +223,19 @@ async def test_no_agent_acts_in_the_name_of_another(post: Post, database: Databa
     assert "login intruder" in (await register(database.agent, "postfix-a") or "")
 
 
+async def test_whoever_acts_as_an_instance_is_asked_who_they_are(owner: Connection) -> None:
+    """Each function by which an agent acts in an instance's name refuses who is not its login, but for the one that binds it."""
+    rows = await fetch(
+        owner,
+        """
+        SELECT proname, strpos(prosrc, 'act_as(p_instance)') > 0 FROM pg_proc
+         WHERE pronamespace = 'fairpost'::regnamespace AND 'p_instance' = ANY (proargnames)
+           AND has_function_privilege('agent', oid, 'EXECUTE')""",
+    )
+    assert {name for name, asks in rows if not asks} == {"register_instance"}
+    assert len(rows) > 5
+
+
 async def test_no_lease_is_for_ever(post: Post) -> None:
     """A claim that is not renewed ends within ten minutes, whatever lease its agent asked for."""
     await post.apply(scheduled())
