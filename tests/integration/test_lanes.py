@@ -607,9 +607,8 @@ OTHERS = {
     "another machine": ("UPDATE instances SET machine_id = 'x'", "belongs to machine x, queue "),
     "another queue": (
         "UPDATE instances SET queue_directory = '/q'",
-        f"belongs to machine {MACHINE}, queue /q, login agent; ",
+        f"belongs to machine {MACHINE}, queue /q; ",
     ),
-    "another login": ("UPDATE instances SET login = 'x'", f"belongs to machine {MACHINE}, queue /"),
 }
 
 
@@ -621,7 +620,7 @@ def assert_one_line(house: House, error: AgentError, complaint: str) -> None:
 
 @pytest.mark.parametrize("whose", OTHERS)
 async def test_a_name_is_one_machines(house: House, whose: str) -> None:
-    """An agent whose name is retired, or another machine's, queue's or login's, ends with one line before it claims anything."""
+    """An agent whose name is retired, or another machine's or queue's, ends with one line before it claims anything."""
     statement, complaint = OTHERS[whose]
     await house.limit()
     await house.plan(10, "one.test")

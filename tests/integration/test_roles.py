@@ -41,12 +41,8 @@ def rights(database: Database, role: str) -> set[tuple[str, str]]:
 
 def test_agent_reads_a_few_tables_and_writes_none(database: Database) -> None:
     """An agent has no rights but to read what it sends, how fast, and what it did."""
-    readable = ("operators", "operator_domains", "campaigns", "retries")
+    readable = ("operators", "operator_domains", "campaigns", "handovers", "retries")
     assert rights(database, "agent") == {(table, "SELECT") for table in readable}
-    with connect(database.agent) as connection:
-        connection.execute("SELECT instance, operator, at, positions FROM handovers")
-        with pytest.raises(InsufficientPrivilege):
-            connection.execute("SELECT claim_token FROM handovers")
 
 
 @pytest.mark.parametrize(
@@ -99,7 +95,6 @@ def test_sides_define_nothing(database: Database, role: str, statement: str) -> 
         "SELECT suppressing('a@b.test', 'c')",
         "SELECT mailbox_of('a@b.test', NULL)",
         "SELECT mailbox_forms('a@b.test')",
-        "SELECT act_as('postfix-a')",
     ],
 )
 def test_agent_cannot_do_the_processors_work(database: Database, statement: str) -> None:
@@ -164,92 +159,6 @@ async def test_functions_with_their_owners_rights_fix_their_search_path(owner: C
     assert [
         name for name, config in rows if "search_path=fairpost, pg_temp" not in (config or [])
     ] == []
-
-
-async def register(login: str, instance: str) -> str | None:
-    """Starts an agent of an instance under a login; what is wrong."""
-    async with await psycopg.AsyncConnection.connect(
-        conninfo(login, "test"), autocommit=True
-    ) as connection:
-        row = await fetch(
-            connection, "SELECT register_instance(%s, 'm', '/q', '1', true)", instance
-        )
-    return str(row[0][0]) if row[0][0] else None
-
-
-IN_ANOTHERS_NAME = [
-    "SELECT FROM claim_chunk('other', 'postfix-a', '1 minute')",
-    "SELECT take_over('postfix-a')",
-    "SELECT ask_fence('token', 'postfix-a', 'doubt', NULL, NULL, '{}', '0')",
-    "SELECT confirm_fence('token', 'postfix-a', NULL, NULL)",
-    "SELECT reject('postfix-a', ARRAY[%(dispatch)s], ARRAY[%(at)s::timestamptz], '{5.0.0}', '{no}')",
-    "SELECT give_back(%(chunk)s, 'postfix-a', %(at)s, ARRAY[%(dispatch)s])",
-]
-
-
-async def test_no_agent_acts_in_the_name_of_another(post: Post, database: Database) -> None:
-    """What the login of one mail host asks for in the name of another's instance is refused, and changes nothing."""
-    await post.owner.execute(
-        "DO $$ BEGIN CREATE ROLE intruder LOGIN IN ROLE fairpost_agent;"
-        " EXCEPTION WHEN duplicate_object THEN NULL; END $$"
-    )
-    intruder = database.agent.replace("://agent@", "://intruder@")
-    assert intruder != database.agent
-    assert await register(database.agent, "postfix-a") is None
-    assert await register(intruder, "postfix-b") is None
-    assert "login agent" in (await register(intruder, "postfix-a") or "")
-    await post.apply(scheduled())
-    await post.plan([due(1)])
-    _, batch = await post.hand(1, "postfix-a")
-    ((dispatch, at, chunk),) = await fetch(
-        post.owner, "SELECT dispatch_id, handed_at, chunk_id FROM messages"
-    )
-    assert batch.recipients[0].dispatch_id == dispatch
-    values = {"dispatch": dispatch, "at": at, "chunk": chunk}
-    async with await psycopg.AsyncConnection.connect(
-        conninfo(intruder, "test"), autocommit=True
-    ) as connection:
-        for statement in IN_ANOTHERS_NAME:
-            with pytest.raises(
-                InsufficientPrivilege, match="instance postfix-a is not of the login"
-            ):
-                await connection.execute(statement.encode(), values)
-    assert await post.states() == {dispatch: "handed"}
-    async with post.agent.connection() as connection:
-        await connection.execute(IN_ANOTHERS_NAME[-1].encode(), values)
-    assert await post.states() == {dispatch: "planned"}
-    await post.owner.execute("UPDATE instances SET machine_id = '' WHERE instance = 'postfix-a'")
-    assert await register(intruder, "postfix-a") is None, "adopted, it is the next one's"
-    assert "login intruder" in (await register(database.agent, "postfix-a") or "")
-
-
-async def test_whoever_acts_as_an_instance_is_asked_who_they_are(owner: Connection) -> None:
-    """Each function by which an agent acts in an instance's name refuses who is not its login, but for the one that binds it."""
-    rows = await fetch(
-        owner,
-        """
-        SELECT proname, strpos(prosrc, 'act_as(p_instance)') > 0 FROM pg_proc
-         WHERE pronamespace = 'fairpost'::regnamespace AND 'p_instance' = ANY (proargnames)
-           AND has_function_privilege('agent', oid, 'EXECUTE')""",
-    )
-    assert {name for name, asks in rows if not asks} == {"register_instance"}
-    assert len(rows) > 5
-
-
-async def test_no_lease_is_for_ever(post: Post) -> None:
-    """A claim that is not renewed ends within ten minutes, whatever lease its agent asked for."""
-    await post.apply(scheduled())
-    await post.plan([due(1)])
-    await post.ripen()
-    left = "SELECT lease_until < clock_timestamp() + interval '11 minutes' FROM chunks"
-    async with post.agent.connection() as connection:
-        ((chunk_id, token),) = await fetch(
-            connection,
-            "SELECT chunk_id, claim_token FROM claim_chunk('other', 'postfix-a', '100 years')",
-        )
-        assert await fetch(post.owner, left) == [(True,)]
-        await connection.execute("SELECT renew_lease(%s, %s, '100 years')", (chunk_id, token))
-    assert await fetch(post.owner, left) == [(True,)]
 
 
 async def test_temporary_tables_deceive_no_function(post: Post) -> None:
