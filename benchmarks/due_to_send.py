@@ -22,6 +22,7 @@ from confluent_kafka import Consumer, TopicPartition
 from benchmarks.measurement import Measurement, Pair, compare, steady_rate
 from benchmarks.workload import due_emails
 from contract.events import DUE_EMAILS, SEND_EMAILS
+from processor.brokers import Brokers
 from processor.emitting import Emission
 from processor.publishing import Publisher
 from testbed import Testbed
@@ -62,7 +63,7 @@ def published(testbed: Testbed, name: str, events: int) -> Iterator[Installation
         testbed, name, [OperatorRule("other")], partitions=_PARTITIONS
     ) as installation:
         topic = installation.topic(DUE_EMAILS)
-        publisher = Publisher(testbed.kafka.bootstrap_servers)
+        publisher = Publisher(Brokers(testbed.kafka.bootstrap_servers))
         answers = publisher.publish(
             [Emission(topic, due.user_id, due) for due in due_emails(events)]
         )

@@ -22,6 +22,7 @@ from benchmarks.measurement import Measurement, Pair, compare
 from benchmarks.workload import due_emails
 from contract.database import Pool, open_pool
 from contract.events import DUE_EMAILS, SEND_EMAILS, DueEmail, SendEmail, decode_due_email, encode
+from processor.brokers import Brokers
 from processor.consuming import Record
 from processor.emitting import Emission, Emitter
 from processor.reservation import Reservation
@@ -99,7 +100,7 @@ def measure(testbed: Testbed) -> list[Measurement]:
         pool = runner.run(
             open_pool(settings.database.get_secret_value(), "fairpost benchmark", size=4)
         )
-        blocks, one_by_one = _Unsent(""), _Unsent("")
+        blocks, one_by_one = _Unsent(Brokers("")), _Unsent(Brokers(""))
         in_blocks = Reservation(settings, pool, blocks)
         singly = _OneByOne(settings, pool, one_by_one)
 

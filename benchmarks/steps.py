@@ -21,6 +21,7 @@ from contract.events import (
     Template,
     encode,
 )
+from processor.brokers import Brokers
 from processor.campaigns import Campaigns
 from processor.consuming import Record
 from processor.emitting import Emission, Emitter
@@ -45,7 +46,7 @@ class Collector(Emitter):
     """Takes events and keeps them until they are asked for."""
 
     def __init__(self) -> None:
-        super().__init__("")
+        super().__init__(Brokers(""))
         self._emissions: list[Emission] = []
 
     async def emit(self, emissions: Iterable[Emission]) -> None:

@@ -29,6 +29,7 @@ from msgspec import Struct
 from benchmarks.measurement import Measurement, Pair, compare, summarize
 from contract.envelope import sender_of
 from contract.events import DELIVERY_LOG, PostfixLine
+from processor.brokers import Brokers
 from processor.emitting import Emission
 from processor.publishing import Publisher
 from testbed import Testbed
@@ -125,7 +126,7 @@ def _handed(testbed: Testbed, name: str, number: int) -> Iterator[tuple[Installa
             # With parameters a cursor sends one statement; without them it sends a script.
             owner.execute(psycopg.ClientCursor(owner).mogrify(_HAND, values).encode())
         log = installation.directory / "mail.log"
-        publisher = Publisher(testbed.kafka.bootstrap_servers)
+        publisher = Publisher(Brokers(testbed.kafka.bootstrap_servers))
         topic = installation.topic(DELIVERY_LOG)
         with log.open("w", encoding="ascii") as file:
             lines: list[PostfixLine] = []

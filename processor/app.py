@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import tempfile
+from collections.abc import Mapping
 from typing import Any, Final
 
 import faust
@@ -10,6 +11,7 @@ from mode import CrashingSupervisor
 
 from contract.database import Pool, open_pool
 from contract.events import CAMPAIGNS, DUE_EMAILS, SEND_EMAILS
+from contract.notify import NOBODY, Notifier, telling
 from contract.outage import outlast
 from processor import campaigns, planning, reservation
 from processor.campaigns import Campaigns
@@ -19,7 +21,6 @@ from processor.planning import Planning
 from processor.reservation import Reservation
 from processor.settings import ProcessorSettings
 from processor.stall import Lag, Progress, StallWatch
-from processor.topics import Topics, TopicsError
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,8 @@ class WorkerApp(faust.App):
     settings: ProcessorSettings
     progress: Progress
     steps: dict[str, str]
+    notifier: Notifier = NOBODY
+    stopping: asyncio.Event
     stall_watch: StallWatch | None = None
 
     async def on_start(self) -> None:
@@ -46,22 +49,29 @@ class WorkerApp(faust.App):
         self.pool = await open_pool(
             self.settings.database.get_secret_value(), "fairpost worker", size=4
         )
-        self.emitter = Emitter(self.settings.kafka_bootstrap_servers)
+        self.emitter = Emitter(self.settings.brokers)
         await outlast("kafka", self.emitter.open, is_outage)
         await super().on_start()
 
     async def on_started(self) -> None:
-        """Watches for stalls, once everything runs."""
+        """Watches for stalls and tells the service manager, once everything runs."""
         await super().on_started()
         settings = self.settings
         self.stall_watch = StallWatch(
-            Lag(settings.kafka_bootstrap_servers, settings.group("worker")),
+            Lag(settings.brokers, settings.group("worker")),
             lambda: frozenset((tp.topic, tp.partition) for tp in self.consumer.assignment()),
             self.steps,
             self.progress,
             limit=settings.stall_seconds,
         )
         self.stall_watch.start()
+        # A step that stands still is the stall watch's; a stuck event loop tells the manager nothing.
+        await self.add_async_context(telling(self.notifier, self._summary, list, self.stopping))
+
+    async def on_stop(self) -> None:
+        """Tells that it ends, before the batches in hand are done."""
+        self.stopping.set()
+        await super().on_stop()
 
     async def on_shutdown(self) -> None:
         """Disconnects, after the steps have stopped."""
@@ -70,6 +80,11 @@ class WorkerApp(faust.App):
             await asyncio.to_thread(self.stall_watch.stop)
         await self.emitter.close()
         await self.pool.close()
+
+    def _summary(self) -> str:
+        if self.stopping.is_set():
+            return "stopping"
+        return f"consumes {len(self.consumer.assignment())} partitions"
 
 
 def create_app(settings: ProcessorSettings, directory: str, partitions: int) -> WorkerApp:
@@ -82,7 +97,7 @@ def create_app(settings: ProcessorSettings, directory: str, partitions: int) -> 
     """
     app = WorkerApp(
         settings.group("worker"),
-        broker=[f"kafka://{server}" for server in settings.kafka_bootstrap_servers.split(",")],
+        **settings.brokers.faust(),
         broker_max_poll_records=_POLL_RECORDS,
         broker_session_timeout=6,
         broker_heartbeat_interval=1,
@@ -102,6 +117,7 @@ def create_app(settings: ProcessorSettings, directory: str, partitions: int) -> 
     )
     app.settings = settings
     app.progress = Progress()
+    app.stopping = asyncio.Event()
     steps: list[tuple[str, str, type[Campaigns | Reservation | Planning]]] = [
         (CAMPAIGNS, campaigns.STEP, Campaigns),
         (DUE_EMAILS, reservation.STEP, Reservation),
@@ -128,22 +144,21 @@ def _connect(
     app.agent(raw, name=name, concurrency=1)(agent)
 
 
-async def _count_partitions(settings: ProcessorSettings) -> int:
-    """Partitions of the topic that has the most; waits until Kafka is there."""
-    topics = Topics(settings.kafka_bootstrap_servers)
-    counts = await outlast(
-        "kafka",
-        lambda: asyncio.to_thread(topics.count_partitions, settings.topics),
-        lambda error: isinstance(error, TopicsError),
-    )
-    return max(counts.values(), default=1)
+def run_worker(
+    settings: ProcessorSettings, partitions: Mapping[str, int], notifier: Notifier = NOBODY
+) -> None:
+    """Runs until SIGTERM or SIGINT; ends the process, with code 1 after a fault.
 
-
-def run_worker(settings: ProcessorSettings) -> None:
-    """Runs until SIGTERM or SIGINT; ends the process, with code 1 after a fault."""
+    Args:
+        settings: of the installation.
+        partitions: how many each topic has.
+        notifier: is told how it stands.
+    """
     with tempfile.TemporaryDirectory(prefix="fairpost-") as directory:
+        app = create_app(settings, directory, max(partitions.values()))
+        app.notifier = notifier
         worker = faust.Worker(
-            create_app(settings, directory, asyncio.run(_count_partitions(settings))),
+            app,
             override_logging=False,
             redirect_stdouts=False,
             quiet=True,

@@ -21,6 +21,7 @@ class Action(StrEnum):
 
     MIGRATE = "migrate"
     TOPICS_CREATE = "topics.create"
+    TOPICS_ACCEPT = "topics.accept"
     OPERATORS_APPLY = "operators.apply"
     OPERATOR_PAUSE = "operator.pause"
     OPERATOR_RESUME = "operator.resume"

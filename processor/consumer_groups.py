@@ -62,9 +62,7 @@ def read_kafka_vitals(settings: ProcessorSettings, now: datetime) -> KafkaVitals
 class _Kafka:
     def __init__(self, settings: ProcessorSettings) -> None:
         self._settings = settings
-        self._admin = AdminClient(
-            {"bootstrap.servers": settings.kafka_bootstrap_servers, "log_level": 2}
-        )
+        self._admin = AdminClient(settings.brokers.librdkafka() | {"log_level": 2})
 
     def partitions(self, topics: Iterable[str]) -> dict[str, int]:
         """How many partitions each topic has; those that are missing are left out."""
@@ -152,7 +150,7 @@ class _Kafka:
             return written
         consumer = Consumer(
             {
-                "bootstrap.servers": self._settings.kafka_bootstrap_servers,
+                **self._settings.brokers.librdkafka(),
                 "group.id": group,  # librdkafka wants one; none is joined
                 "enable.auto.commit": False,
                 "auto.offset.reset": "earliest",

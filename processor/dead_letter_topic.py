@@ -12,6 +12,7 @@ import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from contract.events import DEAD_LETTERS, DeadLetter, EventError, decode_dead_letter
+from processor.brokers import Refusal, advise
 from processor.kafka_outage import await_answer, checked, passes
 from processor.settings import ProcessorSettings
 from processor.topics import TopicsError
@@ -21,6 +22,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _TIMEOUT: Final = 15.0
+_TRY: Final = 2.0
 _NO_OFFSET: Final = -1
 
 
@@ -54,13 +56,15 @@ class DeadLetterTopic:
     def __init__(self, settings: ProcessorSettings) -> None:
         self._topic = settings.topic(DEAD_LETTERS)
         self._servers = settings.kafka_bootstrap_servers
+        self._refusal = Refusal()
         self._consumer = Consumer(
             {
-                "bootstrap.servers": self._servers,
+                **settings.brokers.librdkafka(),
                 "group.id": settings.group("dead-letters"),  # librdkafka wants one; none is joined
                 "enable.auto.commit": False,
                 "auto.offset.reset": "earliest",
                 "fetch.wait.max.ms": 10,  # a fetch at the end of the topic would hold up the next one
+                "error_cb": self._refusal,
                 "log_level": 2,
             }
         )
@@ -112,7 +116,7 @@ class DeadLetterTopic:
         return found
 
     def _look_up(self) -> list[int] | None:
-        topic = self._consumer.list_topics(self._topic, timeout=_TIMEOUT).topics[self._topic]
+        topic = self._consumer.list_topics(self._topic, timeout=_TRY).topics[self._topic]
         if topic.error is None:
             return sorted(topic.partitions)
         if topic.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
@@ -147,7 +151,7 @@ class DeadLetterTopic:
     def _next(self) -> Message:
         """The next record; errors that pass are only told, librdkafka goes on by itself."""
         end = time.monotonic() + _TIMEOUT
-        reason = "no answer"
+        last = KafkaError(KafkaError._TIMED_OUT)  # noqa: SLF001  its public name
         while (seconds := end - time.monotonic()) > 0:
             message = self._consumer.poll(seconds)
             if message is None:
@@ -155,19 +159,19 @@ class DeadLetterTopic:
             error = message.error()
             if error is None:
                 return message
-            reason = error.str()
+            last = error
             if not passes(error):
                 break
-        raise self._away(reason)
+        raise self._away(last)
 
     def _ask(self, request: Callable[[], T]) -> T:
         try:
-            return await_answer(request, _TIMEOUT)
+            return await_answer(lambda: self._refusal.ask(request, self._consumer.poll), _TIMEOUT)
         except KafkaException as error:
-            raise self._away(error.args[0].str()) from error
+            raise self._away(error.args[0]) from error
 
-    def _away(self, reason: str) -> TopicsError:
-        return TopicsError(f"kafka {self._servers}: {reason}; is kafka_bootstrap_servers right?")
+    def _away(self, error: KafkaError) -> TopicsError:
+        return TopicsError(f"kafka {self._servers}: {error.str()}; {advise(error)}")
 
     def __enter__(self) -> Self:
         return self

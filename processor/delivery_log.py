@@ -16,6 +16,8 @@ from msgspec import Struct
 
 from contract.events import DELIVERY_LOG
 from contract.outage import outlast
+from contract.settings import SettingsError
+from processor.brokers import Refusal
 from processor.consuming import Record
 from processor.kafka_outage import checked, passes
 from processor.settings import ProcessorSettings
@@ -73,27 +75,53 @@ class Continuity:
 
 
 class DeliveryLog:
-    """A member of the trackers' consumer group; it is closed by the one who opened it."""
+    """A member of the trackers' consumer group; it is closed by the one who reads it.
 
-    def __init__(self, settings: ProcessorSettings) -> None:
+    Args:
+        settings: of the installation.
+        partitions: how many the topic has; lines in further ones would be read out of order.
+
+    Attributes:
+        partitions: how many are its own now.
+    """
+
+    def __init__(self, settings: ProcessorSettings, partitions: int) -> None:
         self.topic = settings.topic(DELIVERY_LOG)
+        self.partitions = 0
         self._continuity = Continuity()
+        self._partitions = partitions
+        self._refusal = Refusal()
+        self._added = False
+        self._told: str | None = None
         self._consumer = Consumer(
             {
-                "bootstrap.servers": settings.kafka_bootstrap_servers,
+                **settings.brokers.librdkafka(),
                 "group.id": settings.group("tracker"),
                 "auto.offset.reset": "earliest",
                 "enable.auto.commit": False,
                 "session.timeout.ms": 6_000,
                 "heartbeat.interval.ms": 1_000,
+                "error_cb": self._refusal,
                 "log_level": 2,
             }
         )
-        self._consumer.subscribe([self.topic], on_assign=self._assigned)
+        self._consumer.subscribe(
+            [self.topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked
+        )
 
     async def read(self) -> tuple[list[Record], list[Gap]]:
-        """The next records, none where none came for a moment, and what is missing between them. One call at a time."""
+        """The next records, none where none came for a moment, and what is missing between them. One call at a time.
+
+        Raises:
+            SettingsError: the topic has more partitions than before.
+        """
         messages = await asyncio.to_thread(self._consumer.consume, _BATCH, _WAIT)
+        self._tell_refusal(heard=bool(messages))
+        if self._added:
+            raise SettingsError(
+                f"topic {self.topic}: has more than {self._partitions} partitions now, and a host's lines are not in order;"
+                " mend: fairpost topics accept (its --help says when)"
+            )
         records = [_record(message) for message in messages if _is_record(message)]
         # Asked for only now that records are here: what they begin with was asked for earlier.
         unknown = {r.partition for r in records if not self._continuity.knows(r.partition)}
@@ -117,8 +145,21 @@ class DeliveryLog:
         await asyncio.to_thread(self._consumer.close)
 
     def _assigned(self, _: Consumer, partitions: list[TopicPartition]) -> None:
+        self.partitions = len(partitions)
         for partition in partitions:
             self._continuity.forget(partition.partition)
+            self._added |= partition.partition >= self._partitions
+
+    def _tell_refusal(self, *, heard: bool) -> None:
+        """Once, and again only after Kafka was heard of."""
+        if heard:
+            self._refusal.reason = self._told = None
+        elif self._refusal.reason != self._told:
+            self._told = self._refusal.reason
+            logger.warning("delivery-log: %s", self._told)
+
+    def _revoked(self, _: Consumer, __: list[TopicPartition]) -> None:
+        self.partitions = 0
 
     async def _begin(self, partitions: set[int]) -> None:
         asked = [TopicPartition(self.topic, partition) for partition in sorted(partitions)]

@@ -8,6 +8,7 @@ from aiokafka import AIOKafkaProducer
 from msgspec import Struct
 
 from contract.events import encode
+from processor.brokers import Brokers
 
 
 class Emission(Struct, frozen=True):
@@ -26,14 +27,14 @@ class Emission(Struct, frozen=True):
 class Emitter:
     """Emits events and waits until the broker has acknowledged them all (`acks=all`)."""
 
-    def __init__(self, bootstrap_servers: str) -> None:
-        self._bootstrap_servers = bootstrap_servers
+    def __init__(self, brokers: Brokers) -> None:
+        self._brokers = brokers
         self._producer: Any = None
 
     async def open(self) -> None:
         """Connects; raises aiokafka.errors.KafkaConnectionError while no broker answers."""
         producer = AIOKafkaProducer(
-            bootstrap_servers=self._bootstrap_servers,
+            **self._brokers.aiokafka(),
             acks="all",
             enable_idempotence=True,
             linger_ms=2,

@@ -116,8 +116,9 @@ SELECT retired_at IS NOT NULL, extract(epoch FROM clock_timestamp() - seen_at)::
 _RETIRE: Final = """
 UPDATE instances SET retired_at = clock_timestamp() WHERE instance = %s AND retired_at IS NULL"""
 _ADOPT: Final = """
-UPDATE instances SET machine_id = '', queue_directory = '', retired_at = NULL
- WHERE instance = %s AND (machine_id <> '' OR queue_directory <> '' OR retired_at IS NOT NULL)"""
+UPDATE instances SET machine_id = '', queue_directory = '', login = NULL, retired_at = NULL
+ WHERE instance = %s
+   AND (machine_id <> '' OR queue_directory <> '' OR login IS NOT NULL OR retired_at IS NOT NULL)"""
 _PAUSE: Final = """
 UPDATE instances SET paused_at = clock_timestamp() WHERE instance = %s AND paused_at IS NULL"""
 _RESUME: Final = (
@@ -175,7 +176,7 @@ async def resume_instance(connection: AsyncConnection[Any], instance: str, actor
 
 
 async def adopt_instance(connection: AsyncConnection[Any], instance: str, actor: str) -> None:
-    """The name moves: the next agent that starts under it binds it to its machine and queue directory.
+    """The name moves: the next agent that starts under it binds it to its machine, queue directory and login.
 
     Raises:
         InstanceError: it is unknown, or its agent is alive.

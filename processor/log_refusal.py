@@ -12,7 +12,7 @@ from msgspec import Struct
 
 def address_pattern(name: str) -> str:
     """The pattern of an address in external form (`info_log_addr_form.c`), as the group `name`."""
-    return rf'<(?P<{name}>(?>"(?:[^"\\]|\\.)*+"[^>]*+|[^>]*+))>'
+    return rf'<(?P<{name}>(?>"(?>(?:[^"\\]|\\.)*)"[^>]*+|[^>]*+))>'
 
 
 class Refusal(Struct, frozen=True):
@@ -37,7 +37,7 @@ _REFUSAL: Final = re.compile(
 _CLIENT: Final = re.compile(r"from [^\s\[]*+\[[^\]]*+\](?::\d++)?: ")
 _CONTEXT: Final = re.compile(
     rf";(?: from={address_pattern('sender')})?(?:,? to={address_pattern('recipient')})?"
-    r"(?:,? proto=[^\s,]++)?(?:,? helo=<[^>]*+>)?(?: sasl_[a-z]++=\S++)*+"
+    r"(?:,? proto=[^\s,]++)?(?:,? helo=<[^>]*+>)?(?>(?: sasl_[a-z]++=\S++)*)"
 )
 _CONTEXT_MARK: Final = re.compile("; (?:from|to|proto)=|;$")
 _CONTEXTS: Final = 8  # tried at most: keeps the time linear

@@ -24,7 +24,7 @@ _IDEOGRAPHS: Final = "\u2e80-\u9fff"
 _MARK: Final = "\0"
 """Stands for a dot within a number, while other dots go."""
 _LETTER: Final = rf"[^\W_{_IDEOGRAPHS}]"
-_WORD: Final = re.compile(rf"[{_IDEOGRAPHS}]|{_LETTER}++(?:{_MARK}{_LETTER}++)*+|@")
+_WORD: Final = re.compile(rf"[{_IDEOGRAPHS}]|{_LETTER}++(?>(?:{_MARK}{_LETTER}++)*)|@")
 
 
 def _ascii_letter(letter: str) -> str:

@@ -212,7 +212,7 @@ _DELAYS: Final = re.compile("/".join([f"({_NUMBER.pattern})"] * 4), re.ASCII)
 _DSN: Final = re.compile(r"[245]\.\d{1,3}+\.\d{1,3}+(?!\S)", re.ASCII)
 _ATTEMPT: Final = re.compile(
     rf"to={address_pattern('recipient')}(?:, orig_to={address_pattern('orig_recipient')})?"
-    r"(?P<fields>(?:, (?!status=)[a-z_]++=[^\s,]++)++), status=(?P<status>[A-Za-z-]++) \((?P<text>.*+)",
+    r"(?P<fields>(?>(?:, (?!status=)[a-z_]++=[^\s,]++)+)), status=(?P<status>[A-Za-z-]++) \((?P<text>.*+)",
     re.DOTALL,
 )
 _STATUSES: Final[dict[str, Literal["sent", "deferred", "bounced"]]] = {

@@ -5,11 +5,13 @@ from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from processor.brokers import Brokers, Refusal
 from processor.emitting import Emission
 
 Delivered = Callable[[KafkaError | None, Message], None]
 
 _GIVE_UP_MS: Final = 30_000
+_LOOK: Final = 1.0
 
 
 class Publisher:
@@ -18,16 +20,18 @@ class Publisher:
     Keys go to the same partitions as the worker's (murmur2).
     """
 
-    def __init__(self, bootstrap_servers: str) -> None:
+    def __init__(self, brokers: Brokers) -> None:
+        self._refusal = Refusal()
         self._producer = Producer(
             {
-                "bootstrap.servers": bootstrap_servers,
+                **brokers.librdkafka(),
                 "enable.idempotence": True,
                 "compression.type": "lz4",
                 "linger.ms": 5,
                 "message.timeout.ms": _GIVE_UP_MS,
                 "delivery.report.only.error": True,
                 "partitioner": "murmur2_random",
+                "error_cb": self._refusal,
                 "log_level": 2,
             }
         )
@@ -38,17 +42,20 @@ class Publisher:
         Answers, an element an event, None where it is stored and else why it is not.
         """
         results: list[str | None] = [None] * len(emissions)
+        self._refusal.reason = None
         for place, emission in enumerate(emissions):
 
             def delivered(error: KafkaError | None, _: Message, place: int = place) -> None:
-                results[place] = None if error is None else error.str()
+                results[place] = None if error is None else self._refusal.reason or error.str()
 
             try:
                 self._produce(emission, delivered)
             except KafkaException as error:
                 results[place] = error.args[0].str()
-        # Ends when each was acknowledged or has failed, and only failures are reported.
-        self._producer.flush()
+        # Ends when each was acknowledged or has failed, and only failures are reported. A refusal does not pass meanwhile.
+        while self._producer.flush(_LOOK):
+            if self._refusal.reason is not None:
+                self._producer.purge(in_flight=False)
         return results
 
     def _produce(self, emission: Emission, delivered: Delivered) -> None:

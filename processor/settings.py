@@ -1,14 +1,16 @@
 """Settings of the processor: table `[processor]`, variables `FAIRPOST_…` (annotated in `deploy/fairpost.toml`)."""
 
-from typing import Annotated, ClassVar, Literal
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal, Self
 from zoneinfo import ZoneInfo
 
-from pydantic import AliasChoices, Field, field_validator
+from pydantic import AliasChoices, Field, SecretStr, field_validator, model_validator
 
 from contract import events
 from contract.database import Dsn
 from contract.fail_points import Probabilities, WorkerFailPoint
 from contract.settings import Settings
+from processor.brokers import Brokers, SaslMechanism, SecurityProtocol
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 
@@ -19,7 +21,16 @@ class ProcessorSettings(Settings):
     table: ClassVar[str] = "processor"
 
     database: Dsn
+    database_file: Path | None = None
     kafka_bootstrap_servers: Annotated[str, Field(min_length=1)]
+    kafka_security_protocol: SecurityProtocol = "PLAINTEXT"
+    kafka_sasl_mechanism: SaslMechanism = "SCRAM-SHA-512"
+    kafka_sasl_username: str = ""
+    kafka_sasl_password: SecretStr = SecretStr("")
+    kafka_sasl_password_file: Path | None = None
+    kafka_ssl_ca_file: str = ""
+    kafka_ssl_certificate_file: str = ""
+    kafka_ssl_key_file: str = ""
     topic_prefix: Annotated[str, Field(pattern=r"^[a-zA-Z0-9._-]{0,64}$")] = ""
     send_email: Annotated[
         bool,
@@ -44,6 +55,34 @@ class ProcessorSettings(Settings):
         except (KeyError, ValueError, OSError):
             raise ValueError(f"{value!r} is no time zone of the tz database") from None
         return value
+
+    @model_validator(mode="after")
+    def _says_who_it_is(self) -> Self:
+        sasl = self.kafka_security_protocol.startswith("SASL")
+        if sasl and not (self.kafka_sasl_username and self.kafka_sasl_password.get_secret_value()):
+            raise ValueError(
+                f"kafka_security_protocol: {self.kafka_security_protocol} needs kafka_sasl_username and"
+                " kafka_sasl_password"
+            )
+        if bool(self.kafka_ssl_certificate_file) != bool(self.kafka_ssl_key_file):
+            raise ValueError(
+                "kafka_ssl_certificate_file and kafka_ssl_key_file: one needs the other"
+            )
+        return self
+
+    @property
+    def brokers(self) -> Brokers:
+        """How to reach Kafka."""
+        return Brokers(
+            self.kafka_bootstrap_servers,
+            self.kafka_security_protocol,
+            self.kafka_sasl_mechanism,
+            self.kafka_sasl_username,
+            self.kafka_sasl_password,
+            self.kafka_ssl_ca_file,
+            self.kafka_ssl_certificate_file,
+            self.kafka_ssl_key_file,
+        )
 
     def topic(self, name: str) -> str:
         """The topic's name in this installation."""

@@ -15,6 +15,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from msgspec import Struct
 
 from processor import metrics
+from processor.brokers import Brokers
 from processor.kafka_outage import checked
 
 logger = logging.getLogger(__name__)
@@ -85,10 +86,10 @@ def find_stall(
 class Lag:
     """How far a consumer group is behind, asked of Kafka itself."""
 
-    def __init__(self, bootstrap_servers: str, group: str) -> None:
+    def __init__(self, brokers: Brokers, group: str) -> None:
         self._consumer = Consumer(
             {
-                "bootstrap.servers": bootstrap_servers,
+                **brokers.librdkafka(),
                 "group.id": group,
                 "enable.auto.commit": False,
                 "log_level": 2,

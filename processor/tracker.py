@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
@@ -12,9 +13,11 @@ import psycopg
 from msgspec import Struct
 
 from contract.database import Pool, conninfo, is_outage, open_pool
-from contract.events import DEAD_LETTERS
+from contract.events import DEAD_LETTERS, DELIVERY_LOG
 from contract.lifetime import live, rest, stop_on_signals
+from contract.notify import NOBODY, Notifier, telling
 from contract.outage import first_line, outlast
+from contract.pulse import Pulse
 from processor import housekeeping
 from processor.consuming import Record
 from processor.dead_letters import dead_letter
@@ -49,31 +52,55 @@ _HOUSE_TASKS: Final[tuple[tuple[str, float, HouseTask], ...]] = (
 )
 
 
-async def run_tracker(settings: ProcessorSettings) -> None:
-    """Runs until SIGTERM or SIGINT: finishes the batch in hand, then returns."""
+async def run_tracker(
+    settings: ProcessorSettings, partitions: Mapping[str, int], notifier: Notifier = NOBODY
+) -> None:
+    """Runs until SIGTERM or SIGINT: finishes the batch in hand, then returns.
+
+    Args:
+        settings: of the installation.
+        partitions: how many each topic has.
+        notifier: is told how it stands.
+
+    Raises:
+        SettingsError: `delivery-log` has more meanwhile.
+    """
     stop = stop_on_signals()
     pool = await open_pool(settings.database.get_secret_value(), "fairpost tracker", size=6)
-    publisher = Publisher(settings.kafka_bootstrap_servers)
+    publisher = Publisher(settings.brokers)
+    log = DeliveryLog(settings, partitions[settings.topic(DELIVERY_LOG)])
     try:
-        await live(
-            stop,
-            _track(settings, pool, publisher, stop),
-            _publish(settings, publisher, stop),
-            *(_every(seconds, task, call, pool, stop) for task, seconds, call in _HOUSE_TASKS),
-        )
+        pulse = Pulse(time.monotonic)
+
+        def summary() -> str:
+            return f"tracks {log.partitions} partitions"
+
+        async with telling(notifier, summary, pulse.standing, stop):
+            await live(
+                stop,
+                _track(settings, log, pool, publisher, pulse=pulse, stop=stop),
+                _publish(settings, publisher, pulse, stop),
+                *(_every(seconds, task, call, pool, stop) for task, seconds, call in _HOUSE_TASKS),
+            )
     finally:
         await pool.close()
 
 
 async def _track(
-    settings: ProcessorSettings, pool: Pool, publisher: Publisher, stop: asyncio.Event
+    settings: ProcessorSettings,
+    log: DeliveryLog,
+    pool: Pool,
+    publisher: Publisher,
+    *,
+    pulse: Pulse,
+    stop: asyncio.Event,
 ) -> None:
     tracking = Tracking(pool, ZoneInfo(settings.log_timezone))
-    log = DeliveryLog(settings)
     # The next batch is read while this one is written.
     reading = asyncio.create_task(_read(log, tracking))
     try:
         while not stop.is_set():
+            pulse.beat("tracking")
             batch = await reading
             reading = asyncio.create_task(_read(log, tracking))
             if not batch.records:
@@ -119,11 +146,14 @@ async def _bury(
     await outlast("dead letters", publish, lambda error: isinstance(error, OutboxError))
 
 
-async def _publish(settings: ProcessorSettings, publisher: Publisher, stop: asyncio.Event) -> None:
+async def _publish(
+    settings: ProcessorSettings, publisher: Publisher, pulse: Pulse, stop: asyncio.Event
+) -> None:
     """Publishes the outbox whenever this tracker is the one that does."""
     session = _OutboxSession(settings, publisher)
     try:
         while not stop.is_set():
+            pulse.beat("outbox")
             published = await outlast("outbox", session.publish, _is_outbox_outage)
             if published == 0:
                 await rest(stop, WAIT)

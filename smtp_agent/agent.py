@@ -19,7 +19,10 @@ from psycopg.rows import TupleRow
 from contract.database import Pool, is_outage, open_pool
 from contract.fail_points import FailPoints
 from contract.lifetime import live, rest, stop_on_signals
+from contract.notify import NOBODY, Notifier, telling
 from contract.outage import outlast
+from contract.pulse import Pulse
+from contract.schema import await_schema
 from smtp_agent import metrics
 from smtp_agent.backlog import Backlog
 from smtp_agent.claims import Claims
@@ -28,10 +31,8 @@ from smtp_agent.feed import Feed
 from smtp_agent.fence import Fence, Gate
 from smtp_agent.handover import Handover
 from smtp_agent.lanes import BATCH_SECONDS, Lane, Workshop
-from smtp_agent.notify import NOBODY, Notifier, telling
 from smtp_agent.pacing import WINDOW, Pace, resume
 from smtp_agent.postfix import Postfix, feed_processes, read_postfix
-from smtp_agent.pulse import Pulse
 from smtp_agent.reporting import Reporter
 from smtp_agent.settings import AgentSettings
 from smtp_agent.status import AgentState, AgentStatus, FenceStatus
@@ -152,7 +153,7 @@ class Agent:
         """Serves the operators until it is drained.
 
         Raises:
-            AgentError: the name belongs to another machine or queue.
+            AgentError: the name belongs to another machine, queue or login.
         """
         settings = self._settings
         workshop = Workshop(
@@ -174,8 +175,7 @@ class Agent:
         )
         self._gate.demand("start")
         try:
-            register = outlast("register", self._register_start, is_outage)
-            await live(self._stopping, register, grace=0)
+            await live(self._stopping, self._begin(), grace=0)
             await live(
                 self._stopping,
                 self._serve(workshop),
@@ -299,9 +299,14 @@ class Agent:
             rows = await (await connection.execute(_OPERATORS)).fetchall()
         return [OperatorLimit(*row) for row in rows]
 
-    async def _register_start(self) -> None:
-        await self._register(starting=True)
-        self._registered = True
+    async def _begin(self) -> None:
+        await await_schema(self._pool, "smtp_agent")
+
+        async def register() -> None:
+            await self._register(starting=True)
+            self._registered = True
+
+        await outlast("register", register, is_outage)
 
     async def _register(self, *, starting: bool) -> None:
         values = (

@@ -4,6 +4,7 @@ No connection to Postfix's feed service is made: a running agent holds them all.
 """
 
 import asyncio
+import os
 import socket
 from collections.abc import Collection, Sequence
 from typing import Final
@@ -14,6 +15,8 @@ from contract.checks import Check
 from contract.database import conninfo
 from contract.operators import Operator
 from contract.outage import first_line
+from contract.schema import APPLIED, named, schema_files
+from contract.schema import compare as compare_schema
 from contract.transport_settings import TransportError
 from smtp_agent.agent import AgentError, machine_id
 from smtp_agent.listing import list_queue
@@ -23,7 +26,6 @@ from smtp_agent.postfix import (
     feed_processes,
     listeners,
     read_postfix,
-    readable,
 )
 from smtp_agent.postfix_config import compare, read_operators
 from smtp_agent.settings import AgentSettings
@@ -74,6 +76,7 @@ def check_database(settings: AgentSettings) -> Check:
         dsn = conninfo(settings.database.get_secret_value(), "fairpost agent check")
         with psycopg.connect(dsn, autocommit=True, connect_timeout=int(_TIMEOUT)) as connection:
             row = connection.execute(_RIGHTS).fetchone()
+            applied = connection.execute(APPLIED).fetchall() if row and row[0] else []
     except psycopg.Error as error:
         return Check(
             "database",
@@ -90,7 +93,13 @@ def check_database(settings: AgentSettings) -> Check:
             found="this role may not hand over",
             remedy="GRANT fairpost_agent TO the role",
         )
-    return Check("database", ok=True, found="answers, schema and rights are there")
+    fit = compare_schema(schema_files("smtp_agent"), applied)
+    if fit.lacks:
+        return Check(
+            "database", ok=False, found=f"lacks {named(fit.lacks)}", remedy="run `fairpost migrate`"
+        )
+    newer = f"; newer than this release: {named(fit.surpassed)}" if fit.surpassed else ""
+    return Check("database", ok=True, found=f"answers, schema and rights are there{newer}")
 
 
 def check_operators(named: Collection[str], operators: Sequence[Operator]) -> Check:
@@ -135,7 +144,7 @@ def check_queue(postfix: Postfix) -> Check:
 
 
 def check_log(postfix: Postfix) -> Check:
-    """Postfix writes a log file of its own that can be read here."""
+    """Postfix writes a log file of its own, whose inode can be seen here; only Fluentd must read it."""
     if postfix.log is None:
         return Check(
             "log",
@@ -143,12 +152,15 @@ def check_log(postfix: Postfix) -> Check:
             found="maillog_file is not set",
             remedy="set it as deploy/postfix/main.cf does; Fluentd reads that file",
         )
-    if not readable(postfix.log):
+    try:
+        postfix.log.stat()
+        os.scandir(postfix.log.parent).close()
+    except OSError as error:
         return Check(
             "log",
             ok=False,
-            found=f"{postfix.log} cannot be read",
-            remedy="let Fluentd's and the agent's group read it",
+            found=f"{error.filename}: {error.strerror}",
+            remedy="make it, in a folder that the agent's user may list (deploy/postfix/main.cf)",
         )
     return Check("log", ok=True, found=str(postfix.log))
 

@@ -1,3 +1,14 @@
+-- check_login: refuses who is connected to speak for an instance that registered with another login. So an agent's login
+-- that was stolen changes nothing of what other instances have. The processor judges the fences of all.
+CREATE OR REPLACE FUNCTION check_login(p_instance text) RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = fairpost, pg_temp AS $$
+BEGIN
+  IF EXISTS (SELECT FROM instances WHERE instance = p_instance AND login <> session_user)
+     AND NOT pg_has_role(session_user, 'fairpost_processor', 'MEMBER') THEN
+    RAISE insufficient_privilege USING MESSAGE = format('instance %s has another login than %s', p_instance, session_user);
+  END IF;
+END $$;
+
 -- next_chunk: which chunk of an operator is next by fair share at that time; null when there is none.
 --
 -- Candidates are the chunks of the operator with something planned, that are full or older than a second or were claimed
@@ -38,6 +49,9 @@ BEGIN
      ORDER BY number, chunk_id LIMIT 1);
 END $$;
 
+-- longest_lease: of a claim that is not renewed, whatever an agent asks for.
+CREATE OR REPLACE FUNCTION longest_lease() RETURNS interval LANGUAGE sql IMMUTABLE AS $$ SELECT interval '10 minutes' $$;
+
 -- claim_chunk: the next chunk for a lane, which is sealed with it; no row when there is none.
 --
 -- The lock makes one claim at a time at an operator, and is a statement of its own: the next one's snapshot must come
@@ -57,6 +71,7 @@ DECLARE
   v_chunk_id bigint;
   v_locked bigint[] := '{}';
 BEGIN
+  PERFORM check_login(p_instance);
   PERFORM set_config('synchronous_commit', 'off', true);
   PERFORM pg_advisory_xact_lock(hashtextextended('fairpost claim ' || p_operator, 0));
   SELECT tie_break = 'rotate' INTO v_rotate FROM operators
@@ -77,7 +92,8 @@ BEGIN
       RETURN QUERY
       WITH claimed AS (
         UPDATE chunks k
-           SET instance = p_instance, claim_token = gen_random_uuid(), claimed_at = v_now, lease_until = v_now + p_lease,
+           SET instance = p_instance, claim_token = gen_random_uuid(), claimed_at = v_now,
+               lease_until = v_now + least(p_lease, longest_lease()),
                sealed = true
          WHERE k.chunk_id = v_chunk_id AND k.has_planned AND (k.instance IS NULL OR k.lease_until <= v_now)
         RETURNING k.chunk_id, k.claim_token, k.campaign_id, k.number, k.planned
@@ -102,7 +118,7 @@ END $$;
 CREATE OR REPLACE FUNCTION renew_lease(p_chunk_id bigint, p_token uuid, p_lease interval) RETURNS boolean
 LANGUAGE sql SECURITY DEFINER SET search_path = fairpost, pg_temp AS $$
   WITH renewed AS (
-    UPDATE chunks SET lease_until = clock_timestamp() + p_lease
+    UPDATE chunks SET lease_until = clock_timestamp() + least(p_lease, longest_lease())
      WHERE chunk_id = p_chunk_id AND claim_token = p_token RETURNING 1)
   SELECT EXISTS (SELECT FROM renewed)
 $$;
@@ -117,8 +133,8 @@ LANGUAGE sql SECURITY DEFINER SET search_path = fairpost, pg_temp AS $$
 $$;
 
 -- register_instance: an agent's start, and its sign of life; answers what is wrong, null when nothing is. A name belongs
--- to one machine and one queue directory: those of the first agent that starts under it, or after it was adopted (then
--- the machine is '').
+-- to one machine, one queue directory and one login: those of the first agent that starts under it, or after it was adopted
+-- (then the machine is '', and no login is bound).
 CREATE OR REPLACE FUNCTION register_instance(
   p_instance text, p_machine_id text, p_queue_directory text, p_version text, p_starting boolean) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = fairpost, pg_temp SET enable_seqscan = off AS $$
@@ -126,13 +142,15 @@ DECLARE
   v_now timestamptz := clock_timestamp();
   v_row instances;
 BEGIN
-  INSERT INTO instances AS i (instance, machine_id, queue_directory, version, started_at, seen_at)
-  VALUES (p_instance, p_machine_id, p_queue_directory, p_version, v_now, v_now)
+  INSERT INTO instances AS i (instance, machine_id, queue_directory, version, login, started_at, seen_at)
+  VALUES (p_instance, p_machine_id, p_queue_directory, p_version, session_user, v_now, v_now)
       ON CONFLICT (instance) DO UPDATE
      SET seen_at = v_now, version = p_version, machine_id = p_machine_id, queue_directory = p_queue_directory,
+         login = session_user,
          started_at = CASE WHEN p_starting THEN v_now ELSE i.started_at END
    WHERE i.retired_at IS NULL
-     AND (i.machine_id = p_machine_id AND i.queue_directory = p_queue_directory OR i.machine_id = '' AND p_starting)
+     AND (i.machine_id = p_machine_id AND i.queue_directory = p_queue_directory AND i.login = session_user
+          OR i.machine_id = '' AND p_starting)
   RETURNING * INTO v_row;
   IF FOUND THEN
     RETURN NULL;
@@ -144,8 +162,11 @@ BEGIN
   IF v_row.machine_id = '' THEN
     RETURN format('instance %s was adopted: it is bound by the next agent that starts', p_instance);
   END IF;
+  IF v_row.login <> session_user THEN
+    RETURN format('instance %s belongs to login %s', p_instance, v_row.login);
+  END IF;
   RETURN format('instance %s belongs to machine %s, queue %s', p_instance, v_row.machine_id, v_row.queue_directory);
 END $$;
 
-REVOKE ALL ON FUNCTION next_chunk, claim_chunk, renew_lease, release_chunk, register_instance FROM PUBLIC;
+REVOKE ALL ON FUNCTION check_login, longest_lease, next_chunk, claim_chunk, renew_lease, release_chunk, register_instance FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION claim_chunk, renew_lease, release_chunk, register_instance TO fairpost_agent;

@@ -15,6 +15,7 @@ from contract import console
 from contract.checks import exit_code, show_checks
 from contract.console import CommandError, log_to_stderr
 from contract.help import end_with_exit_codes
+from contract.notify import Notifier
 from contract.operators import OperatorsError
 from contract.settings import load_settings
 from contract.transport_settings import TransportError
@@ -22,7 +23,6 @@ from contract.watching import watch_option, watched
 from smtp_agent.agent import AgentError, run_agent
 from smtp_agent.checks import check_all
 from smtp_agent.control import ControlError, RunningAgent, socket_path
-from smtp_agent.notify import Notifier
 from smtp_agent.overview import holding, show_status
 from smtp_agent.postfix import PostfixError
 from smtp_agent.postfix_config import apply_changes, compare, read_operators, reload, show_changes

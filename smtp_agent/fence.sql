@@ -2,6 +2,8 @@
 -- before this is, and what comes after finds its claim lost. Answers how many.
 CREATE OR REPLACE FUNCTION take_over(p_instance text) RETURNS bigint
 LANGUAGE sql SECURITY DEFINER SET search_path = fairpost, pg_temp AS $$
+  SELECT check_login(p_instance);
+
   WITH freed AS (
     UPDATE chunks k SET instance = NULL, claim_token = NULL, lease_until = NULL
       FROM (SELECT chunk_id FROM chunks WHERE instance = p_instance ORDER BY chunk_id FOR NO KEY UPDATE) mine
@@ -17,6 +19,8 @@ CREATE OR REPLACE FUNCTION ask_fence(
   p_fence_token text, p_instance text, p_reason text, p_postfix_started_at timestamptz, p_inode bigint, p_listed bigint[],
   p_age interval) RETURNS bigint
 LANGUAGE sql SECURITY DEFINER SET search_path = fairpost, pg_temp SET enable_seqscan = off AS $$
+  SELECT check_login(p_instance);
+
   INSERT INTO fences (fence_token, instance, reason, asked_at, postfix_started_at, inode_before)
   VALUES (p_fence_token, p_instance, p_reason, clock_timestamp(), p_postfix_started_at, p_inode);
 
@@ -42,6 +46,8 @@ $$;
 CREATE OR REPLACE FUNCTION confirm_fence(
   p_fence_token text, p_instance text, p_postfix_started_at timestamptz, p_inode bigint) RETURNS boolean
 LANGUAGE sql SECURITY DEFINER SET search_path = fairpost, pg_temp AS $$
+  SELECT check_login(p_instance);
+
   WITH confirmed AS (
     UPDATE fences
        SET confirmed_at = clock_timestamp(), inode_after = p_inode,

@@ -35,6 +35,8 @@ $$;
 CREATE OR REPLACE FUNCTION reject(
   p_instance text, p_dispatch_ids bigint[], p_handed_ats timestamptz[], p_dsns text[], p_replies text[]) RETURNS bigint
 LANGUAGE sql SECURITY DEFINER SET search_path = fairpost, pg_temp AS $$
+  SELECT check_login(p_instance);
+
   WITH refused AS (
     SELECT r.dispatch_id, r.dsn, CASE WHEN m.email <> '' THEN r.reply END AS reply
       FROM unnest(p_dispatch_ids, p_handed_ats, p_dsns, p_replies) AS r (dispatch_id, handed_at, dsn, reply)
@@ -148,6 +150,7 @@ DECLARE
   v_first int;
   v_moved bigint;
 BEGIN
+  PERFORM check_login(p_instance);
   SELECT campaign_id, c.state = 'cancelled' INTO v_campaign_id, v_cancelled
     FROM chunks k JOIN campaigns c USING (campaign_id) WHERE k.chunk_id = p_chunk_id FOR NO KEY UPDATE OF k;
 

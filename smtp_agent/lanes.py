@@ -10,6 +10,7 @@ from typing import Final
 from msgspec import Struct
 
 from contract.lifetime import rest
+from contract.pulse import Pulse
 from smtp_agent import metrics
 from smtp_agent.backlog import Backlog
 from smtp_agent.claims import Claim, Claims
@@ -17,7 +18,6 @@ from smtp_agent.declines import Declines
 from smtp_agent.fence import Gate
 from smtp_agent.handover import BATCH, Batch, HandedOver, Handover
 from smtp_agent.pacing import Pace, Retries
-from smtp_agent.pulse import Pulse
 from smtp_agent.reporting import Reporter
 from smtp_agent.resistance import Resistance
 from smtp_agent.status import LaneState, LaneStatus

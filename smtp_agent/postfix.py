@@ -137,8 +137,3 @@ def listeners(port: int, proc_net: Path = Path("/proc/net")) -> int:
             if fields[3] == _LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
                 found += 1
     return found
-
-
-def readable(path: Path) -> bool:
-    """Whether this process may read the file."""
-    return os.access(path, os.R_OK)

@@ -22,6 +22,7 @@ class AgentSettings(Settings):
 
     instance: Annotated[str, Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}$")]
     database: Dsn
+    database_file: Path | None = None
     bounce_domain: Annotated[str, Field(pattern=r"^[a-z0-9-]+(\.[a-z0-9-]+)+$")]
     send_email: Annotated[
         bool,
@@ -36,7 +37,7 @@ class AgentSettings(Settings):
     audit_seconds: Annotated[float, Field(ge=1)] = 3600
     drain_seconds: Annotated[float, Field(ge=1, le=600)] = 10
     postfix_config_directory: Path = Path("/etc/postfix")
-    lock_directory: Path = Path("/run/lock")
+    lock_directory: Path = Path("/run/fairpost")
     machine_id_file: Path = Path("/etc/machine-id")
     fluentd_host: str = "127.0.0.1"
     fluentd_port: Port = 24224

@@ -14,7 +14,7 @@ from testbed.processes import Process
 from testbed.tailing import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 PROJECT = Path(__file__).parents[1]
 
@@ -30,6 +30,7 @@ class Fluentd:
         postfix_log: the log it follows.
         bootstrap_servers: Kafka's.
         topic: the topic it writes to.
+        settings: further variables of fluent.conf.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Fluentd:
         postfix_log: Path,
         bootstrap_servers: str,
         topic: str = "delivery-log",
+        settings: Mapping[str, str] | None = None,
     ) -> None:
         self.port = reserve_port()
         self.log = directory / "fluentd.log"
@@ -53,6 +55,7 @@ class Fluentd:
             "FAIRPOST_FLUENTD_METRICS_PORT": str(reserve_port()),
             "FAIRPOST_KAFKA_BOOTSTRAP_SERVERS": bootstrap_servers,
             "FAIRPOST_DELIVERY_LOG_TOPIC": topic,
+            **(settings or {}),
         }
         self._process = Process(
             f"Fluentd of {instance}",

@@ -87,6 +87,7 @@ KNOWN: Mapping[str, Parameters] = {
     "match rdkafka2": Parameters(
         followed=_names(
             "brokers topic message_key_key required_acks idempotent max_send_retries compression_codec rdkafka_options"
+            " username password"
         ),
         indifferent=_names("rdkafka_delivery_handle_poll_timeout unrecoverable_error_codes"),
     ),

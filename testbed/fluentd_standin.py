@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -47,7 +47,9 @@ class Output:
             "message.send.max.retries": int(parameters["max_send_retries"]),
             "enable.idempotence": parameters["idempotent"] == "true",
             "compression.type": parameters["compression_codec"],
-            **msgspec.json.decode(parameters["rdkafka_options"], type=dict[str, Any]),
+            "sasl.username": parameters["username"],
+            "sasl.password": parameters["password"],
+            **_options(parameters["rdkafka_options"]),
             "linger.ms": 5,
             "reconnect.backoff.max.ms": 1000,
             "error_cb": _report_outage,
@@ -192,6 +194,13 @@ def _size(text: str) -> int:
     """A size such as 16k, in bytes."""
     units = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
     return int(text[:-1]) * units[text[-1]] if text[-1] in units else int(text)
+
+
+def _options(text: str) -> dict[str, str]:
+    """A hash of Fluentd's, written as `name:value` with commas."""
+    return {
+        name: value for name, _, value in (pair.strip().partition(":") for pair in text.split(","))
+    }
 
 
 def _integers(types: str) -> frozenset[str]:

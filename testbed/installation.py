@@ -85,7 +85,7 @@ class Installation:
         self._testbed.postgres.create_database(self.name, self._template)
         self._stack.callback(self._testbed.postgres.drop_database, self.name)
         if self._template is None:
-            self.fairpost("migrate", "--database", self._testbed.postgres.dsn(self.name))
+            self.migrate()
         create_roles(self._testbed.postgres.dsn(self.name))
         partitions = str(self._partitions)
         self.fairpost("topics", "create", "--replication", "1", "--partitions", partitions)
@@ -94,6 +94,14 @@ class Installation:
     def stop(self) -> None:
         """Stop every process and drop the database."""
         self._stack.close()
+
+    def migrate(self) -> None:
+        """Bring the database up to date, as its owner.
+
+        Raises:
+            ServiceError: it failed; with what was said.
+        """
+        self.fairpost("migrate", "--database", self._testbed.postgres.dsn(self.name))
 
     def apply_operators(self, operators: Sequence[OperatorRule]) -> None:
         """Apply an `operators.toml` of these.

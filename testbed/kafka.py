@@ -6,6 +6,7 @@ import base64
 import os
 import subprocess
 import uuid
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -37,9 +38,9 @@ process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@{host}:{controller_port}
 controller.listener.names=CONTROLLER
-listeners=PLAINTEXT://{host}:{port},CONTROLLER://{host}:{controller_port}
-advertised.listeners=PLAINTEXT://{host}:{port}
-listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+listeners=PLAINTEXT://{host}:{port},CONTROLLER://{host}:{controller_port}{more_listeners}
+advertised.listeners=PLAINTEXT://{host}:{port}{more_listeners}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL_SSL:SASL_SSL,SSL:SSL
 log.dirs={data}
 offsets.topic.replication.factor=1
 offsets.topic.num.partitions=1
@@ -53,6 +54,39 @@ broker.session.timeout.ms=3000
 auto.create.topics.enable=false
 """
 
+GUARDED = """\
+ssl.keystore.type=PEM
+ssl.keystore.location={keystore}
+ssl.truststore.type=PEM
+ssl.truststore.location={authority}
+listener.name.ssl.ssl.client.auth=required
+ssl.principal.mapping.rules=RULE:^CN=(.*?)$/$1/
+sasl.enabled.mechanisms=SCRAM-SHA-512,PLAIN
+listener.name.sasl_ssl.scram-sha-512.sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required;
+listener.name.sasl_ssl.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required {plain};
+authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
+super.users=User:ANONYMOUS
+"""
+"""What only its users may do who are allowed to; who comes by the plain listener, and the broker itself, may do all."""
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Two listeners more, by TLS: one asks for a login (SCRAM-SHA-512 or PLAIN), one for a certificate of the authority's.
+
+    What a user may do stands in Kafka's ACLs, and nobody may do anything else.
+
+    Attributes:
+        authority: the file of its certificate.
+        certificate: the broker's own, with its key.
+        users: their passwords.
+    """
+
+    authority: Path
+    certificate: Path
+    key: Path
+    users: Mapping[str, str]
+
 
 class Kafka:
     """An Apache Kafka broker on loopback; `bootstrap_servers` stays the same over restarts.
@@ -60,13 +94,20 @@ class Kafka:
     Args:
         directory: where its configuration, data and log are; made when missing.
         topics: topics that are made at the first start, with their numbers of partitions.
+        guard: what else listens, at `sasl_servers` and `ssl_servers`; by default nothing does.
     """
 
-    def __init__(self, directory: Path, topics: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self, directory: Path, topics: Mapping[str, int] | None = None, guard: Guard | None = None
+    ) -> None:
         self.directory = directory
         self._topics = dict(topics or {})
         self.port = reserve_port()
         self.bootstrap_servers = f"{LOOPBACK}:{self.port}"
+        self._guard = guard
+        if guard is not None:
+            self.sasl_servers = f"{LOOPBACK}:{reserve_port()}"
+            self.ssl_servers = f"{LOOPBACK}:{reserve_port()}"
         self.log = directory / "kafka.log"
         self._properties = directory / "server.properties"
         self._process = Process(
@@ -132,7 +173,11 @@ class Kafka:
                 port=self.port,
                 controller_port=reserve_port(),
                 data=self.directory / "data",
+                more_listeners=""
+                if self._guard is None
+                else f",SASL_SSL://{self.sasl_servers},SSL://{self.ssl_servers}",
             )
+            + ("" if self._guard is None else self._guarded(self._guard))
         )
         # One that begins with "-" would be taken for an option; Kafka itself makes none either.
         cluster_id = base64.urlsafe_b64encode(b"\0" + uuid.uuid4().bytes[1:]).rstrip(b"=").decode()
@@ -145,10 +190,19 @@ class Kafka:
             "-c",
             str(draft),
         ]
+        if self._guard is not None:
+            for user, password in self._guard.users.items():
+                formatting += ["--add-scram", f"SCRAM-SHA-512=[name={user},password={password}]"]
         with self.log.open("ab") as log:
             if subprocess.run(formatting, stdout=log, stderr=log, check=False).returncode:
                 raise ServiceError(f"Kafka: format failed; {self.log}:\n{tail(self.log)}")
         draft.rename(self._properties)
+
+    def _guarded(self, guard: Guard) -> str:
+        keystore = self.directory / "keystore.pem"
+        keystore.write_text(guard.key.read_text() + guard.certificate.read_text())
+        plain = " ".join(f'user_{user}="{password}"' for user, password in guard.users.items())
+        return GUARDED.format(keystore=keystore, authority=guard.authority, plain=plain)
 
     def __enter__(self) -> Self:
         self.start()

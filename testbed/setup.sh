@@ -19,6 +19,9 @@ done
 # pg_stat_statements lies in Debian's server package; another build may lack it.
 compgen -G '/usr/lib/postgresql/*/lib/pg_stat_statements.so' >/dev/null || missing+=(postgresql)
 command -v java >/dev/null || missing+=(openjdk-17-jre-headless)
+# The units are held against systemd's own judgement.
+command -v systemd-analyze >/dev/null || missing+=(systemd)
+command -v openssl >/dev/null || missing+=(openssl)
 # Fluentd's regexps are tried in Ruby's own engine.
 command -v ruby >/dev/null || missing+=(ruby)
 [ -d "$libs" ] || command -v mvn >/dev/null || missing+=(maven)

@@ -144,7 +144,5 @@ def settings(testbed: Testbed, database: Database) -> ProcessorSettings:
 @pytest.fixture
 def topics(settings: ProcessorSettings) -> TestTopics:
     """Every topic of an installation, made for this test."""
-    Topics(settings.kafka_bootstrap_servers).create(
-        topic_specs(settings, partitions=PARTITIONS), replication=1
-    )
+    Topics(settings.brokers).create(topic_specs(settings, partitions=PARTITIONS, replication=1))
     return TestTopics(settings)

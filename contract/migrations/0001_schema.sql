@@ -215,7 +215,7 @@ CREATE TABLE claim_turns (
   claimed_at timestamptz NOT NULL,
   PRIMARY KEY (operator, campaign_id)) WITH (fillfactor = 50);
 
--- One Postfix and its agent; the row binds the name to a machine and a queue.
+-- One Postfix and its agent; the row binds the name to a machine, a queue and the agent's login.
 CREATE TABLE instances (
   instance text PRIMARY KEY,
   machine_id text NOT NULL,
@@ -224,7 +224,8 @@ CREATE TABLE instances (
   seen_at timestamptz NOT NULL,
   paused_at timestamptz,
   retired_at timestamptz,
-  version text NOT NULL) WITH (fillfactor = 50);
+  version text NOT NULL,
+  login text) WITH (fillfactor = 50); -- of Postgres; null: adopted, the next agent that starts binds it
 -- What was given to Postfix when: the write-ahead of each batch, and the window that pacing starts from.
 CREATE TABLE handovers (
   claim_token uuid NOT NULL,
@@ -336,23 +337,25 @@ CREATE TABLE audit (
   subject text NOT NULL,
   details jsonb NOT NULL DEFAULT '{}');
 
--- Which version of each file of functions stands in the database (fairpost migrate --check).
-CREATE TABLE function_files (
-  file text PRIMARY KEY,
-  digest text NOT NULL,
-  applied_at timestamptz NOT NULL DEFAULT now());
+-- How many partitions a topic had when it was first read, where promises rest on their number.
+CREATE TABLE topics (
+  topic text PRIMARY KEY,
+  partitions int NOT NULL CHECK (partitions > 0),
+  recorded_at timestamptz NOT NULL DEFAULT now());
 
 -- The processor reads and writes its tables; it makes and drops none, and forgets no dispatch.
 GRANT SELECT ON ALL TABLES IN SCHEMA fairpost TO fairpost_processor;
 GRANT INSERT ON dispatches, audit TO fairpost_processor;
-GRANT INSERT, UPDATE ON campaigns, chunks, chunk_counts, dispatch_counts, instances TO fairpost_processor;
-GRANT INSERT, UPDATE, DELETE ON operators, operator_domains, messages, queue_ids, retries TO fairpost_processor;
-GRANT INSERT, DELETE ON pending, outbox, early_statuses, suppressions TO fairpost_processor;
+GRANT INSERT, UPDATE ON campaigns, chunks, chunk_counts, dispatch_counts, topics TO fairpost_processor;
+GRANT INSERT, UPDATE, DELETE ON operators, messages, retries TO fairpost_processor;
+GRANT INSERT, DELETE ON operator_domains, pending, outbox, early_statuses, queue_ids, suppressions TO fairpost_processor;
+GRANT UPDATE ON instances, fences TO fairpost_processor;
 GRANT UPDATE (reply) ON outbox TO fairpost_processor;
 GRANT UPDATE (source, reason) ON suppressions TO fairpost_processor;
 GRANT UPDATE (log_inode) ON handovers TO fairpost_processor;
 GRANT UPDATE (sending, changed_at) ON fleet TO fairpost_processor;
-GRANT UPDATE ON fences TO fairpost_processor;
-GRANT DELETE ON chunks, chunk_counts, claims, handovers, claim_turns, fences, fence_messages TO fairpost_processor;
+GRANT DELETE ON chunks, chunk_counts, claims, handovers, fences, fence_messages TO fairpost_processor;
 -- An agent reads what it sends and how fast, and writes nothing but through the functions granted to it.
-GRANT SELECT ON operators, operator_domains, campaigns, handovers, retries TO fairpost_agent;
+GRANT SELECT ON operators, operator_domains, campaigns, retries, schema_files TO fairpost_agent;
+GRANT SELECT (instance, operator, at, positions) ON handovers TO fairpost_agent; -- not the tokens of others' claims
+GRANT USAGE ON SCHEMA fairpost TO fairpost_processor, fairpost_agent;

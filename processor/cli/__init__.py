@@ -10,6 +10,7 @@ from confluent_kafka import KafkaException
 from contract import console
 from contract.help import end_with_exit_codes
 from contract.operators import OperatorsError
+from contract.schema import SchemaError
 from contract.settings import load_settings
 from processor.campaign_files import CampaignFileError
 from processor.cli import (
@@ -117,5 +118,6 @@ def main() -> NoReturn:
             DeadLetterError,
             UnknownMessageError,
             OperatorsError,
+            SchemaError,
         ),
     )

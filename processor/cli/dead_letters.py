@@ -212,7 +212,7 @@ def _named(dead: DeadLetterTopic, positions: Iterable[str]) -> list[StoredLetter
 
 def _republish(settings: ProcessorSettings, letters: Iterator[StoredLetter]) -> int:
     """Publishes batch by batch and tells what could not be; answers how many were published."""
-    publisher = Publisher(settings.kafka_bootstrap_servers)
+    publisher = Publisher(settings.brokers)
     published = 0
     while batch := list(islice(letters, BATCH)):
         again = partial(

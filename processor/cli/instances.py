@@ -118,7 +118,7 @@ def retire(context: click.Context, name: str, *, force: bool) -> None:
 @instance_argument
 @click.pass_context
 def adopt(context: click.Context, name: str) -> None:
-    """Move the name of an instance to another machine or queue directory; also brings back a retired one.
+    """Move the name of an instance to another machine, queue directory or login; also brings back a retired one.
 
     The next agent that starts under the name is bound to it.
 

@@ -2,12 +2,19 @@
 
 import asyncio
 import logging
+import os
 
 import click
 from prometheus_client import start_http_server
 
 from contract.console import CommandError, log_to_stderr
+from contract.database import open_pool
+from contract.lifetime import live, stop_on_signals
+from contract.notify import Notifier
+from contract.schema import await_schema
 from processor.cli.session import settings_of
+from processor.partitions import await_partitions
+from processor.settings import ProcessorSettings
 
 logger = logging.getLogger(__name__)
 
@@ -19,6 +26,10 @@ def _serve_metrics(host: str, port: int) -> None:
         raise CommandError(
             f"metrics: {host}:{port}: {error.strerror}; set worker_metrics_port, or tracker_metrics_port"
         ) from None
+
+
+def _service_manager() -> Notifier:
+    return Notifier.from_environment(os.environ, os.getpid())
 
 
 @click.command()
@@ -38,7 +49,8 @@ def worker(context: click.Context) -> None:
     if settings.fail_points:
         logger.warning("fail points are set: this worker will kill itself; for tests only")
     _serve_metrics(settings.metrics_host, settings.worker_metrics_port)
-    run_worker(settings)
+    if (partitions := asyncio.run(_await_services(settings))) is not None:
+        run_worker(settings, partitions, _service_manager())
 
 
 @click.command()
@@ -54,4 +66,25 @@ def tracker(context: click.Context) -> None:
     settings = settings_of(context)
     log_to_stderr(settings.log_level)
     _serve_metrics(settings.metrics_host, settings.tracker_metrics_port)
-    asyncio.run(run_tracker(settings))
+    if (partitions := asyncio.run(_await_services(settings))) is not None:
+        asyncio.run(run_tracker(settings, partitions, _service_manager()))
+
+
+async def _await_services(settings: ProcessorSettings) -> dict[str, int] | None:
+    """Waits until Postgres has the schema and Kafka the topics; how many partitions each has. None: it is to stop.
+
+    Raises:
+        SettingsError: they are not as promises need them, or Kafka refuses us.
+    """
+    found: list[dict[str, int]] = []
+
+    async def look() -> None:
+        pool = await open_pool(settings.database.get_secret_value(), "fairpost", size=1)
+        try:
+            await await_schema(pool, "processor")
+        finally:
+            await pool.close()
+        found.append(await await_partitions(settings))
+
+    await live(stop_on_signals(), look(), grace=0)
+    return found[0] if found else None

@@ -51,7 +51,7 @@ def campaign(context: click.Context, file: Path) -> None:
     """
     event = read_campaign_file(file, read_campaign_event)
     settings = settings_of(context)
-    [error] = Publisher(settings.kafka_bootstrap_servers).publish(
+    [error] = Publisher(settings.brokers).publish(
         [Emission(settings.topic(CAMPAIGNS), event.campaign_id, event)]
     )
     if error is not None:
@@ -100,7 +100,7 @@ def due_emails(
         for name, value in (("campaign_id", campaign_id), ("email_key", email_key))
         if value is not None
     }
-    publisher = Publisher(settings.kafka_bootstrap_servers)
+    publisher = Publisher(settings.brokers)
     published: Counter[str] = Counter()
     bad = 0
     try:

@@ -83,7 +83,7 @@ def _publish(settings: ProcessorSettings, made: Trial) -> None:
         Emission(settings.topic(CAMPAIGNS), campaign.campaign_id, campaign),
         Emission(settings.topic(DUE_EMAILS), due.user_id, due),
     ]
-    results = Publisher(settings.kafka_bootstrap_servers).publish(emissions)
+    results = Publisher(settings.brokers).publish(emissions)
     for emission, error in zip(emissions, results, strict=True):
         if error is not None:
             raise CommandError(f"{emission.topic}: {error}")

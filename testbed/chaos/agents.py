@@ -20,6 +20,7 @@ from confluent_kafka import KafkaException
 
 from contract.events import CAMPAIGNS, DELIVERY_LOG, DUE_EMAILS, SEND_EMAILS
 from contract.states import FINAL, MessageState
+from processor.brokers import Brokers
 from processor.stall import Lag
 from testbed.chaos.crew import Crew, Place
 from testbed.chaos.delivered_mail import draw_delivered_workload
@@ -251,7 +252,7 @@ class Play:
         with ExitStack() as stack:
             lags = []
             for group, partitions in (("worker", worker), ("tracker", tracker)):
-                lag = Lag(servers, f"{prefix}fairpost-{group}")
+                lag = Lag(Brokers(servers), f"{prefix}fairpost-{group}")
                 stack.callback(lag.close)
                 lags.append((lag, partitions))
 

@@ -7,6 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Self
 
 from contract.events import CAMPAIGNS, DUE_EMAILS
+from processor.brokers import Brokers
 from processor.emitting import Emission
 from processor.publishing import Publisher
 
@@ -29,7 +30,9 @@ class Producer:
         self.published = 0
         """Due e-mails that the broker has acknowledged, copies included."""
         self._installation = installation
-        self._publisher = Publisher(installation.environment["FAIRPOST_KAFKA_BOOTSTRAP_SERVERS"])
+        self._publisher = Publisher(
+            Brokers(installation.environment["FAIRPOST_KAFKA_BOOTSTRAP_SERVERS"])
+        )
         self._waiting: queue.Queue[list[Emission] | None] = queue.Queue()
         self._thread = threading.Thread(target=self._run, name="producer", daemon=True)
 

@@ -14,6 +14,7 @@ from confluent_kafka import KafkaException
 
 from contract.events import CAMPAIGNS, DUE_EMAILS, SEND_EMAILS
 from contract.fail_points import WorkerFailPoint
+from processor.brokers import Brokers
 from processor.stall import Lag
 from testbed.chaos.crew import Crew, Place
 from testbed.chaos.flow import Flow, wait
@@ -173,7 +174,7 @@ class Play:
             for p in range(number)
         )
         servers = self.installation.environment["FAIRPOST_KAFKA_BOOTSTRAP_SERVERS"]
-        lag = Lag(servers, f"{self.installation.prefix}fairpost-worker")
+        lag = Lag(Brokers(servers), f"{self.installation.prefix}fairpost-worker")
 
         def is_done() -> bool:
             if not self.producer.idle or self._count()[2] > 0:

@@ -128,6 +128,18 @@ class House:
         )
         return int(number)
 
+    def agent_status(self, host: Instance) -> dict[str, Any]:
+        """What `fairpost-agent status --json` says."""
+        said = self.installation.fairpost_agent(host, "status", "--json").stdout
+        answer: dict[str, Any] = json.loads(said)
+        return answer
+
+    def wait_for_the_end(self, name: str) -> None:
+        """Wait until a process has ended; it must have ended well."""
+        process = self.processes[name].process
+        self.wait_for(lambda: not process.running, f"the end of {name}")
+        assert process.exit_code == 0, process.log.read_text()
+
     def reckon(self) -> Reckoning:
         """Hold the operators' records against the database."""
         return reckon(self.installation, self.operators.values())

@@ -20,6 +20,7 @@ from contract.events import (
     decode_delivery_status,
 )
 from contract.states import FINAL, MessageState
+from processor.brokers import Brokers
 from processor.log_header import split_header
 from processor.postfix_log import Delivery, Expired, Fence, QueueActive, parse
 from processor.stall import Lag
@@ -178,7 +179,7 @@ class MailHost:
             outbox = connection.execute("SELECT FROM outbox LIMIT 1").fetchone()
         topic = self._topic(DELIVERY_LOG)
         partitions = frozenset((topic, number) for number in range(DELIVERY_LOG_PARTITIONS))
-        with closing(Lag(self._servers, self._topic("fairpost-tracker"))) as lag:
+        with closing(Lag(Brokers(self._servers), self._topic("fairpost-tracker"))) as lag:
             try:
                 return outbox is None and not any(lag.measure(partitions).values())
             except KafkaException:

@@ -98,7 +98,7 @@ async def agent(database: Database) -> AsyncIterator[Pool]:
 @pytest.fixture
 async def emitter(settings: ProcessorSettings, topics: TestTopics) -> AsyncIterator[Emitter]:  # noqa: ARG001
     """The worker's way into Kafka, whose topics are there."""
-    emitter = Emitter(settings.kafka_bootstrap_servers)
+    emitter = Emitter(settings.brokers)
     await emitter.open()
     yield emitter
     await emitter.close()
@@ -284,7 +284,7 @@ class Post:
         self.worker = worker
         self.agent = agent
         self.postfix = Postfix(directory, directory, directory / "mail.log")
-        emitter = Emitter(settings.kafka_bootstrap_servers)
+        emitter = Emitter(settings.brokers)
         self.planning = Planning(settings, worker, emitter)
         self.campaigns = Campaigns(settings, worker, emitter)
         self._offset = 0

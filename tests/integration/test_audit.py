@@ -52,6 +52,7 @@ READS = {
     "log parse",
     "operators list",
     "sending status",
+    "status",
     "suppressions check",
     "suppressions list",
     "topics check",
@@ -64,6 +65,7 @@ READS = {
 CHANGES: dict[str, tuple[str, Action]] = {
     "migrate": ("--database {owner}", Action.MIGRATE),
     "topics create": ("--replication 1 --partitions 1", Action.TOPICS_CREATE),
+    "topics accept": ("--yes", Action.TOPICS_ACCEPT),
     "operators apply": ("{directory}/operators.toml", Action.OPERATORS_APPLY),
     "operators pause": ("gmail", Action.OPERATOR_PAUSE),
     "operators resume": ("gmail", Action.OPERATOR_RESUME),
@@ -138,7 +140,7 @@ async def prepare(post: Post, settings: ProcessorSettings) -> list[int]:
         )
     record = Record(settings.topic(DUE_EMAILS), 0, 17, START, b"{}", b"k")
     letter = Emission(settings.topic(DEAD_LETTERS), DUE_EMAILS, dead_letter(record, "why"))
-    assert Publisher(settings.kafka_bootstrap_servers).publish([letter]) == [None]
+    assert Publisher(settings.brokers).publish([letter]) == [None]
     return lost
 
 
@@ -157,7 +159,7 @@ async def test_every_command_that_changes_something_is_on_record(
     for command, (words, action) in CHANGES.items():
         if command == "migrate":
             await post.owner.execute(
-                "UPDATE function_files SET digest = '' WHERE file LIKE '%%fences%%'"
+                "UPDATE schema_files SET digest = '' WHERE file LIKE '%%fences%%'"
             )
         if command == "operators apply":
             lost = await prepare(post, settings)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from contract.checks import Check
@@ -174,6 +175,22 @@ def test_no_rights(values: dict[str, Any], database: Database, role: str) -> Non
     assert_fails(check, "database", "this role may not hand over", "GRANT fairpost_agent TO")
 
 
+def test_another_schema(values: dict[str, Any], database: Database) -> None:
+    """A database that lacks what this release calls is to be migrated; a newer one is right, and told."""
+    settings = AgentSettings(**values)
+    with psycopg.connect(database.owner, autocommit=True) as connection:
+        connection.execute("INSERT INTO fairpost.schema_files VALUES ('0099_new', 'x')")
+        check = check_database(settings)
+        assert (check.ok, "newer than this release: 0099_new" in check.found) == (True, True)
+        connection.execute("DELETE FROM fairpost.schema_files WHERE file = 'smtp_agent/claims.sql'")
+    assert_fails(
+        check_database(settings),
+        "database",
+        "lacks smtp_agent/claims.sql",
+        "run `fairpost migrate`",
+    )
+
+
 # ------------------------------------------------------------------ postfix
 
 
@@ -205,7 +222,7 @@ def set_log(config_directory: Path, log: str) -> None:
 
 
 def test_no_log(instance: Instance, tmp_path: Path) -> None:
-    """A Postfix that logs to syslog, or to a file that cannot be read, is told what to set."""
+    """A Postfix that logs to syslog, or to a file that is not there, is told what to set."""
     directory = tmp_path / "etc"
     shutil.copytree(instance.postfix.config_directory, directory)
     log = tmp_path / "mail.log"
@@ -214,7 +231,7 @@ def test_no_log(instance: Instance, tmp_path: Path) -> None:
     assert_fails(check, "log", "maillog_file is not set", "as deploy/postfix/main.cf does")
     set_log(directory, str(log))
     check = check_log(read_postfix(directory))
-    assert_fails(check, "log", f"{log} cannot be read", "let Fluentd's and the agent's group")
+    assert_fails(check, "log", f"{log}: No such file", "in a folder that the agent's user may list")
     log.touch()
     assert check_log(read_postfix(directory)) == Check("log", ok=True, found=str(log))
 

@@ -62,7 +62,7 @@ def bury(settings: ProcessorSettings, *letters: DeadLetter) -> None:
     """Publishes dead letters."""
     topic = settings.topic(DEAD_LETTERS)
     emissions = [Emission(topic, letter.topic, letter) for letter in letters]
-    assert set(Publisher(settings.kafka_bootstrap_servers).publish(emissions)) == {None}
+    assert set(Publisher(settings.brokers).publish(emissions)) == {None}
 
 
 def letter(
@@ -296,7 +296,10 @@ def test_kafka_away(settings: ProcessorSettings, monkeypatch: pytest.MonkeyPatch
     """A broker that does not answer is one line that names it and the setting."""
     monkeypatch.setattr("processor.dead_letter_topic._TIMEOUT", 0.5)
     server = f"127.0.0.1:{reserve_port()}"
-    with pytest.raises(TopicsError, match=f"{server}: .*is kafka_bootstrap_servers right"):
+    with pytest.raises(
+        TopicsError,
+        match=f"{server}: .*are kafka_bootstrap_servers and kafka_security_protocol right",
+    ):
         read(settings.model_copy(update={"kafka_bootstrap_servers": server}))
 
 

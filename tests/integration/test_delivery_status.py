@@ -99,8 +99,8 @@ async def publish_twice(settings: ProcessorSettings, post: Post) -> None:
     """One publisher is killed before it deletes; the next one tells everything once more."""
     async with post.worker.connection() as connection:
         with pytest.raises(KilledError):
-            await Outbox(settings, Killed(settings.kafka_bootstrap_servers)).publish(connection)
-        outbox = Outbox(settings, Publisher(settings.kafka_bootstrap_servers))
+            await Outbox(settings, Killed(settings.brokers)).publish(connection)
+        outbox = Outbox(settings, Publisher(settings.brokers))
         while await outbox.publish(connection):
             pass
 

@@ -179,7 +179,7 @@ def test_a_worker_that_runs(
     start: Start,
 ) -> None:
     """Due e-mails that come while the fleet is off wait unread on their topic, and once it is on each is planned once."""
-    publisher = Publisher(settings.kafka_bootstrap_servers)
+    publisher = Publisher(settings.brokers)
 
     def publish(first: int, end: int) -> None:
         emissions = [
@@ -216,7 +216,7 @@ def test_a_backlog_that_waits_holds_up_no_other_topic(
     start: Start,
 ) -> None:
     """While more due e-mails wait than a worker can buffer, campaign events are applied as ever."""
-    publisher = Publisher(settings.kafka_bootstrap_servers)
+    publisher = Publisher(settings.brokers)
     assert fairpost("sending", "off").code == 0
     topic = settings.topic(DUE_EMAILS)
     emails = [Emission(topic, f"user{n}", due(n)) for n in range(30_000)]

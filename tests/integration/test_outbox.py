@@ -7,6 +7,7 @@ import pytest
 
 from contract.database import Connection, Pool
 from contract.events import DELIVERY_STATUS, decode_delivery_status
+from processor.brokers import Brokers
 from processor.emitting import Emission
 from processor.outbox import Outbox, OutboxError
 from processor.publishing import Publisher
@@ -18,8 +19,8 @@ from tests.integration.conftest import START, Post, cancelled, due, fetch, pool_
 class PartlyAcknowledged(Publisher):
     """A broker that refuses the events of some users, as when the leader of their partition is away."""
 
-    def __init__(self, bootstrap_servers: str, *refused: str) -> None:
-        super().__init__(bootstrap_servers)
+    def __init__(self, brokers: Brokers, *refused: str) -> None:
+        super().__init__(brokers)
         self._refused = refused
 
     def publish(self, emissions: Sequence[Emission]) -> list[str | None]:
@@ -33,7 +34,7 @@ class PartlyAcknowledged(Publisher):
 def outbox(settings: ProcessorSettings, topics: TestTopics) -> Outbox:
     """The publisher of this installation's outbox, whose topics are there."""
     del topics
-    return Outbox(settings, Publisher(settings.kafka_bootstrap_servers))
+    return Outbox(settings, Publisher(settings.brokers))
 
 
 @pytest.fixture
@@ -110,11 +111,11 @@ async def test_only_acknowledged_rows_are_deleted(
 ) -> None:
     """What the broker did not acknowledge stays, and is published later under the same `event_id`."""
     dispatch_ids = await told(post, 5)
-    refusing = PartlyAcknowledged(settings.kafka_bootstrap_servers, "user1", "user3")
+    refusing = PartlyAcknowledged(settings.brokers, "user1", "user3")
     assert await Outbox(settings, refusing).publish(session) == 3
     left = await fetch(post.owner, "SELECT dispatch_id, event_id FROM outbox ORDER BY event_id")
     assert [dispatch_id for dispatch_id, _ in left] == [dispatch_ids[1], dispatch_ids[3]]
-    assert await Outbox(settings, Publisher(settings.kafka_bootstrap_servers)).publish(session) == 2
+    assert await Outbox(settings, Publisher(settings.brokers)).publish(session) == 2
     events = [decode_delivery_status(value) for value in topics.values(DELIVERY_STATUS)]
     assert sorted(event.dispatch_id for event in events) == dispatch_ids
     assert {(event.dispatch_id, event.event_id) for event in events} >= set(left)
@@ -125,7 +126,7 @@ async def test_nothing_acknowledged_is_an_outage(
 ) -> None:
     """When the broker acknowledges nothing, it is said and nothing is deleted."""
     await told(post, 1)
-    refusing = PartlyAcknowledged(settings.kafka_bootstrap_servers, "user0")
+    refusing = PartlyAcknowledged(settings.brokers, "user0")
     with pytest.raises(OutboxError, match="refused"):
         await Outbox(settings, refusing).publish(session)
     assert len(await fetch(post.owner, "SELECT * FROM outbox")) == 1
@@ -134,8 +135,8 @@ async def test_nothing_acknowledged_is_an_outage(
 class Overtaken(Publisher):
     """A broker that takes so long that something else happens meanwhile."""
 
-    def __init__(self, bootstrap_servers: str, database: str) -> None:
-        super().__init__(bootstrap_servers)
+    def __init__(self, brokers: Brokers, database: str) -> None:
+        super().__init__(brokers)
         self._database = database
 
     def publish(self, emissions: Sequence[Emission]) -> list[str | None]:
@@ -157,7 +158,7 @@ async def test_what_comes_meanwhile_stays(
 ) -> None:
     """A row that is written while others are published is neither deleted nor lost."""
     await told(post, 1)
-    publisher = Overtaken(settings.kafka_bootstrap_servers, database.owner)
+    publisher = Overtaken(settings.brokers, database.owner)
     assert await Outbox(settings, publisher).publish(session) == 1
     assert await fetch(post.owner, "SELECT event_id FROM outbox") == [(2,)]
     assert len(topics.read(DELIVERY_STATUS)) == 1
@@ -167,7 +168,7 @@ async def test_one_publisher_at_a_time(
     settings: ProcessorSettings, database: Database, outbox: Outbox, session: Connection
 ) -> None:
     """Of several trackers one publishes; another takes over when its session ends."""
-    other = Outbox(settings, Publisher(settings.kafka_bootstrap_servers))
+    other = Outbox(settings, Publisher(settings.brokers))
     assert await outbox.take(session)
     assert await outbox.take(session)
     async with pool_of(database.worker, 1) as pool, pool.connection() as second:

@@ -167,7 +167,7 @@ async def test_many_planners_at_once(
     ]
     events = await post.reserve(emails)
     async with pool_of(database.worker, 6) as pool:
-        planning = Planning(settings, pool, Emitter(settings.kafka_bootstrap_servers))
+        planning = Planning(settings, pool, Emitter(settings.brokers))
         orders = [events[n * 90 :] + events[: n * 90] for n in range(6)]
         batches = [
             order[start : start + 50]

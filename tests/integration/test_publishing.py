@@ -5,6 +5,7 @@ from aiokafka.errors import KafkaError
 
 from contract.events import DEAD_LETTERS, DUE_EMAILS, DeadLetter, decode_due_email
 from contract.fields import MAX_VARIABLES
+from processor.brokers import Brokers
 from processor.consuming import is_outage
 from processor.emitting import Emission, Emitter
 from processor.publishing import Publisher
@@ -22,7 +23,7 @@ def emissions(settings: ProcessorSettings, number: int, topic: str = DUE_EMAILS)
 @pytest.fixture
 def publisher(settings: ProcessorSettings) -> Publisher:
     """A producer of its own."""
-    return Publisher(settings.kafka_bootstrap_servers)
+    return Publisher(settings.brokers)
 
 
 def test_publishes_everything(
@@ -106,7 +107,7 @@ async def test_the_largest_events_are_emitted(
 
 async def test_no_kafka_is_an_outage() -> None:
     """An emitter that finds no broker raises what is waited out, and leaves nothing open that a later try would leave again."""
-    emitter = Emitter(f"127.0.0.1:{reserve_port()}")
+    emitter = Emitter(Brokers(f"127.0.0.1:{reserve_port()}"))
     for _ in range(2):
         with pytest.raises(KafkaError) as raised:
             await emitter.open()

@@ -22,7 +22,7 @@ _BACKENDS = (
 @pytest.fixture
 def start(house: House, monkeypatch: pytest.MonkeyPatch) -> Start:
     """Starts an agent whose lanes stand still after half a second; gives it, and what drains it."""
-    monkeypatch.setattr("smtp_agent.pulse.STANDSTILL_SECONDS", 0.5)
+    monkeypatch.setattr("contract.pulse.STANDSTILL_SECONDS", 0.5)
 
     def _start(**changes: object) -> tuple[Agent, Callable[[], Awaitable[None]]]:
         settings = house.settings(**changes)
@@ -73,7 +73,7 @@ async def test_waiting_for_a_turn_is_no_standstill(
     house: House, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A lane that waits for another's chunk may do so for longer than a standstill takes (`max_chunks`)."""
-    monkeypatch.setattr("smtp_agent.pulse.STANDSTILL_SECONDS", 8.0)
+    monkeypatch.setattr("contract.pulse.STANDSTILL_SECONDS", 8.0)
     await house.limit(one=600)
     await house.plan(100, "one.test")
     agent, drain = start(max_chunks=1)

@@ -52,7 +52,7 @@ async def killed_before_emitting(
     settings: ProcessorSettings, worker: Pool, emails: list[DueEmail]
 ) -> None:
     """Reserves due e-mails of partition 0 and emits nothing."""
-    step = Reservation(settings, worker, Cut(settings.kafka_bootstrap_servers))
+    step = Reservation(settings, worker, Cut(settings.brokers))
     with pytest.raises(asyncio.CancelledError):
         await step(records(emails))
 

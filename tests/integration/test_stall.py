@@ -21,7 +21,7 @@ STEP = "reservation"
 def publish(settings: ProcessorSettings, count: int) -> None:
     """Due e-mails that nobody has read."""
     emails = [due(n) for n in range(count)]
-    Publisher(settings.kafka_bootstrap_servers).publish(
+    Publisher(settings.brokers).publish(
         [Emission(settings.topic(DUE_EMAILS), e.user_id, e) for e in emails]
     )
 
@@ -34,7 +34,7 @@ def partitions(settings: ProcessorSettings) -> frozenset[tuple[str, int]]:
 def watch(settings: ProcessorSettings, progress: Progress) -> tuple[StallWatch, threading.Event]:
     """A watch of the whole topic with a short limit, and whether it gave up."""
     gave_up = threading.Event()
-    lag = Lag(settings.kafka_bootstrap_servers, settings.group("worker"))
+    lag = Lag(settings.brokers, settings.group("worker"))
     topics = {STEP: settings.topic(DUE_EMAILS)}
     return StallWatch(
         lag,
@@ -49,7 +49,7 @@ def watch(settings: ProcessorSettings, progress: Progress) -> tuple[StallWatch, 
 def test_lag_is_what_is_not_yet_committed(settings: ProcessorSettings, topics: TestTopics) -> None:
     """Records since the committed offset, by topic; all of them where nothing was ever committed."""
     publish(settings, 25)
-    lag = Lag(settings.kafka_bootstrap_servers, settings.group("worker"))
+    lag = Lag(settings.brokers, settings.group("worker"))
     topic = settings.topic(DUE_EMAILS)
     assert lag.measure(frozenset()) == {}
     assert lag.measure(partitions(settings)) == {topic: 25}

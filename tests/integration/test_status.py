@@ -60,9 +60,10 @@ async def vitals(post: Post) -> Vitals:
 
 async def register(post: Post, instance: str = INSTANCE) -> None:
     """An agent starts."""
-    await post.owner.execute(
-        "SELECT register_instance(%s, 'm', '/var/spool/postfix', '0.1', true)", (instance,)
-    )
+    async with post.agent.connection() as connection:
+        await connection.execute(
+            "SELECT register_instance(%s, 'm', '/var/spool/postfix', '0.1', true)", (instance,)
+        )
 
 
 async def rows_read(
@@ -231,7 +232,7 @@ async def test_looking_reads_no_messages(post: Post) -> None:
 def publish(settings: ProcessorSettings, topic: str, number: int) -> None:
     """Publishes so many due e-mails."""
     emissions = [Emission(settings.topic(topic), str(n), due(n)) for n in range(number)]
-    assert not any(Publisher(settings.kafka_bootstrap_servers).publish(emissions))
+    assert not any(Publisher(settings.brokers).publish(emissions))
 
 
 def test_lag_and_dead_letters(settings: ProcessorSettings, topics: TestTopics) -> None:

@@ -133,6 +133,7 @@ NEED_SETTINGS = [
     ("fairpost", "migrate", "--check"),
     ("fairpost", "topics", "create"),
     ("fairpost", "topics", "check"),
+    ("fairpost", "topics", "accept", "--yes"),
     ("fairpost", "operators", "list"),
     ("fairpost", "operators", "pause", "gmail"),
     ("fairpost", "instances", "list"),

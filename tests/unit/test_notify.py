@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smtp_agent.notify import Notifier, keep_alive, telling
+from contract.notify import Notifier, keep_alive, telling
 
 PID = 4711
 
@@ -98,7 +98,7 @@ def test_a_manager_that_does_not_read(
     manager: Manager, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Telling goes on though the manager's buffer is full."""
-    monkeypatch.setattr("smtp_agent.notify._PATIENCE", 0.01)
+    monkeypatch.setattr("contract.notify._PATIENCE", 0.01)
     notifier = Notifier(address)
     for _ in range(1_000):
         notifier.alive()
@@ -214,7 +214,7 @@ async def test_a_life_is_told(
     manager: Manager, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ready and what it does, again where that changes; when it stops that is said once, however soon it ends then."""
-    monkeypatch.setattr("smtp_agent.notify._STATUS_SECONDS", 0.01)
+    monkeypatch.setattr("contract.notify._STATUS_SECONDS", 0.01)
     summaries = iter(["starting", "running", "running"])
     stopping = asyncio.Event()
     async with telling(Notifier(address), lambda: next(summaries, "busy"), list, stopping):

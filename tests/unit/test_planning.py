@@ -8,6 +8,7 @@ import pytest
 from pydantic import SecretStr
 
 from contract.events import DeadLetter
+from processor.brokers import Brokers
 from processor.consuming import Done, Record, Status
 from processor.emitting import Emission, Emitter
 from processor.planning import Planning
@@ -23,7 +24,7 @@ class Kept(Emitter):
     """Keeps what it is given instead of sending it."""
 
     def __init__(self) -> None:
-        super().__init__("127.0.0.1:1")
+        super().__init__(Brokers("127.0.0.1:1"))
         self.emissions: list[Emission] = []
 
     async def emit(self, emissions: Iterable[Emission]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from smtp_agent.postfix import Postfix, PostfixError, listeners, read_postfix, readable
+from smtp_agent.postfix import Postfix, PostfixError, listeners, read_postfix
 
 TITLE = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid\n"
 LISTEN, ESTABLISHED, TIME_WAIT = "0A", "01", "06"
@@ -102,14 +102,6 @@ def test_no_inode_right_after_a_rotation(
     other.write_text("")
     os.utime(other, (now - seconds_ago, now - seconds_ago))
     assert (postfix(tmp_path, log).log_inode(now) is not None) is is_known
-
-
-def test_readable(tmp_path: Path) -> None:
-    """A file that is not there cannot be read."""
-    file = tmp_path / "mail.log"
-    assert not readable(file)
-    file.write_text("")
-    assert readable(file)
 
 
 def fake_postconf(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str) -> None:

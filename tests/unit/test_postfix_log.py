@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from processor import log_refusal, phrases, postfix_log, replies
+from processor import log_header, log_refusal, phrases, postfix_log, replies, unknown_forms
 from processor.log_header import Header, split_header
 from processor.postfix_log import (
     BounceNotification,
@@ -826,6 +826,11 @@ def unbounded_repeats(parsed: Any) -> Iterator[str]:
     """The names of all repeats without an upper bound in a parsed pattern."""
     for operation, argument in parsed:
         name = str(operation)
+        if name == "ATOMIC_GROUP" and [str(part) for part, _ in argument] == ["MAX_REPEAT"]:
+            # The same as a possessive repeat: `(?>(?:ab)+)` as `(?:ab)++`.
+            yield "POSSESSIVE_REPEAT"
+            yield from unbounded_repeats(argument[0][1][2])
+            continue
         if name.endswith("REPEAT") and str(argument[1]) == "MAXREPEAT":
             yield name
         children = argument if isinstance(argument, list | tuple) else [argument]
@@ -849,10 +854,46 @@ def test_patterns_never_backtrack(module: ModuleType) -> None:
     assert set(repeats) <= {"POSSESSIVE_REPEAT"}
 
 
+def possessive_groups(parsed: Any) -> Iterator[Any]:
+    """What is repeated possessively and is more than a character, in a parsed pattern."""
+    for operation, argument in parsed:
+        if str(operation) == "POSSESSIVE_REPEAT" and (
+            len(argument[2]) > 1
+            or str(argument[2][0][0]) not in {"IN", "ANY", "LITERAL", "NOT_LITERAL"}
+        ):
+            yield argument[2]
+        children = argument if isinstance(argument, list | tuple) else [argument]
+        for child in children:
+            for branch in child if isinstance(child, list) else [child]:
+                if hasattr(branch, "getwidth"):
+                    yield from possessive_groups(branch)
+
+
+@pytest.mark.parametrize(
+    "module", [postfix_log, log_header, log_refusal, replies, phrases, unknown_forms]
+)
+def test_no_group_is_repeated_possessively(module: ModuleType) -> None:
+    """`(?:ab)++` is misread by Python before 3.11.5, Debian 12's 3.11.2 among them; `(?>(?:ab)+)` is not."""
+    sre = importlib.import_module("re._parser")
+    assert list(possessive_groups(sre.parse("x(?:ab)*+"))) != []
+    for pattern in vars(module).values():
+        if isinstance(pattern, re.Pattern):
+            assert list(possessive_groups(sre.parse(pattern.pattern, pattern.flags))) == [], pattern
+
+
 def test_the_search_for_repeats_finds_them() -> None:
     """The test above sees a repeat that gives back, wherever it stands."""
     sre = importlib.import_module("re._parser")
-    for pattern in ("a*", "(?:x|(a+))b", "(?>a*?b)", "(?:a+)?+", "(?=a*)", "x{2,}"):
+    for pattern in (
+        "a*",
+        "(?:x|(a+))b",
+        "(?>a*?b)",
+        "(?>a*b)",
+        "(?>(?:a*b)*)",
+        "(?:a+)?+",
+        "(?=a*)",
+        "x{2,}",
+    ):
         assert {"MAX_REPEAT", "MIN_REPEAT"} & set(unbounded_repeats(sre.parse(pattern))), pattern
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.outage import RETRIES
-from smtp_agent.pulse import STANDSTILL_SECONDS, Pulse, count_retries
+from contract.pulse import STANDSTILL_SECONDS, Pulse, count_retries
 
 
 @dataclass

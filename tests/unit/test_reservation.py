@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from contract.events import DueEmail, encode
+from processor.brokers import Brokers
 from processor.consuming import Done, Record, Status
 from processor.emitting import Emitter
 from processor.reservation import Reservation
@@ -36,7 +37,7 @@ async def disabled(values: Sequence[bytes]) -> Done:
     settings = ProcessorSettings(
         database=SecretStr(""), kafka_bootstrap_servers="127.0.0.1:1", send_email=False
     )
-    step = Reservation(settings, cast("Pool", None), Emitter("127.0.0.1:1"))
+    step = Reservation(settings, cast("Pool", None), Emitter(Brokers("127.0.0.1:1")))
     return await step(records(values))
 
 

@@ -136,6 +136,77 @@ def test_operators_are_one_variable_with_commas(
     assert agent(tmp_path, 'operators = ["a", "b"]\n').operators == names
 
 
+@pytest.mark.parametrize("kind", [ProcessorSettings, AgentSettings])
+def test_a_secret_may_stand_in_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Settings]
+) -> None:
+    """A file stands for the secret that it holds, whether the settings file or the environment names it."""
+    text = (PROCESSOR if kind is ProcessorSettings else AGENT).replace(
+        f'database = "password={SECRET}"\n', ""
+    )
+    (tmp_path / "from-file").write_text("dbname=file\n")
+    (tmp_path / "from-environment").write_text("dbname=environment")
+    named = text + f'database_file = "{tmp_path}/from-file"\n'
+    loaded = load(tmp_path, kind, named)
+    assert getattr(loaded, "database").get_secret_value() == "dbname=file"  # noqa: B009  of both
+    monkeypatch.setenv("FAIRPOST_DATABASE_FILE", f"{tmp_path}/from-environment")
+    for given in (named, PROCESSOR if kind is ProcessorSettings else AGENT):
+        loaded = load(tmp_path, kind, given)
+        assert getattr(loaded, "database").get_secret_value() == "dbname=environment"  # noqa: B009
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (None, "No such file or directory"),
+        (b"", "is empty"),
+        (b"\n", "is empty"),
+        (b"\xff\xfe", "is no text"),
+    ],
+)
+def test_secret_files_that_hold_none(tmp_path: Path, content: bytes | None, complaint: str) -> None:
+    """A file without a secret is refused in one line that names it."""
+    secret = tmp_path / "secret"
+    if content is not None:
+        secret.write_bytes(content)
+    text = PROCESSOR + f'kafka_sasl_password_file = "{secret}"\n'
+    assert refusal(tmp_path, ProcessorSettings, text) == (
+        f"kafka_sasl_password_file: {secret}: {complaint}"
+    )
+
+
+def test_a_secret_and_its_file_are_one_too_many(tmp_path: Path) -> None:
+    """Where both stand in one place, nobody can know which is meant."""
+    text = PROCESSOR + 'database_file = "/nowhere"\n'
+    assert refusal(tmp_path, ProcessorSettings, text) == (
+        "database, database_file: both are set; take one away"
+    )
+
+
+@pytest.mark.parametrize(
+    ("lines", "complaint"),
+    [
+        ('kafka_security_protocol = "SASL_SSL"', "SASL_SSL needs kafka_sasl_username and"),
+        (
+            'kafka_security_protocol = "SASL_PLAINTEXT"\nkafka_sasl_username = "worker"',
+            "SASL_PLAINTEXT needs kafka_sasl_username and kafka_sasl_password",
+        ),
+        (
+            'kafka_security_protocol = "SSL"\nkafka_ssl_certificate_file = "/c"',
+            "kafka_ssl_certificate_file and kafka_ssl_key_file: one needs the other",
+        ),
+        ('kafka_security_protocol = "TLS"', "kafka_security_protocol: Input should be 'PLAINTEXT'"),
+        (
+            'kafka_sasl_mechanism = "GSSAPI"',
+            "kafka_sasl_mechanism: Input should be 'SCRAM-SHA-512'",
+        ),
+    ],
+)
+def test_half_a_login_is_refused(tmp_path: Path, lines: str, complaint: str) -> None:
+    """A protocol that needs a login, or a certificate without its key, is refused before anything is tried."""
+    assert complaint in refusal(tmp_path, ProcessorSettings, PROCESSOR + lines)
+
+
 def test_fail_points_are_one_variable_of_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -331,9 +402,12 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_secrets_are_not_shown(tmp_path: Path) -> None:
-    """Neither side's settings print their connection string."""
-    for loaded in (processor(tmp_path), agent(tmp_path)):
-        assert SECRET not in f"{loaded!r} {loaded}"
+    """Neither side's settings print their connection string, nor Kafka's password."""
+    login = f'kafka_sasl_username = "u"\nkafka_sasl_password = "{SECRET}"\n'
+    kafka = processor(tmp_path, login)
+    assert kafka.brokers.password.get_secret_value() == SECRET
+    for shown in (processor(tmp_path), agent(tmp_path), kafka, kafka.brokers):
+        assert SECRET not in f"{shown!r} {shown}"
 
 
 def test_names_of_topics_and_groups(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Notifications: what the service manager is told of the agent (sd_notify(3)), and its watchdog.
+"""Notifications: what the service manager is told of a process (sd_notify(3)), and its watchdog.
 
 Without a service manager that asks for them, nothing is sent. Own code, as the protocol is one datagram; the Python
 packages for it either need the C library of systemd or are not kept any more.
@@ -22,7 +22,7 @@ _PATIENCE: Final = 1.0
 
 
 class Notifier:
-    """Tells the service manager how the agent does.
+    """Tells the service manager how this process does.
 
     Args:
         address: of the manager's datagram socket; where it begins with `@`, in Linux's abstract namespace. None: there
@@ -53,11 +53,11 @@ class Notifier:
         return cls(address, int(usec) / 1e6 if watched else None)
 
     def ready(self) -> None:
-        """The agent does its work from now on."""
+        """The process does its work from now on."""
         self._send("READY=1", _PATIENCE)
 
     def stopping(self) -> None:
-        """The agent drains."""
+        """It ends when it has done what it has in hand."""
         self._send("STOPPING=1", _PATIENCE)
 
     def alive(self) -> None:
@@ -75,7 +75,7 @@ class Notifier:
         if self._address is None:
             return
         name = f"\0{self._address[1:]}" if self._address.startswith("@") else self._address
-        # A manager that is too busy to read may not hold the agent up, but for what is said once.
+        # A manager that is too busy to read may not hold the process up, but for what is said once.
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.settimeout(patience)
             try:
@@ -85,7 +85,7 @@ class Notifier:
 
 
 NOBODY: Final = Notifier(None)
-"""For an agent that no service manager runs."""
+"""For a process that no service manager runs."""
 
 
 @asynccontextmanager
@@ -95,13 +95,13 @@ async def telling(
     standing: Callable[[], Sequence[str]],
     stopping: asyncio.Event,
 ) -> AsyncIterator[None]:
-    """Keeps the service manager told during the block, which the agent enters when it is ready.
+    """Keeps the service manager told during the block, which a process enters when it is ready.
 
     Args:
         notifier: whom to tell.
-        summary: how the agent does, in a line.
+        summary: how the process does, in a line.
         standing: the names of its parts that do not move.
-        stopping: set when it drains.
+        stopping: set when it is about to end.
     """
     notifier.ready()
     alive = asyncio.create_task(keep_alive(notifier, standing))
@@ -127,13 +127,13 @@ async def _keep_summary(
 
 
 async def keep_alive(notifier: Notifier, standing: Callable[[], Sequence[str]]) -> None:
-    """Sends a sign of life twice in each watchdog time while the agent moves; ends only when cancelled.
+    """Sends a sign of life twice in each watchdog time while the process moves; ends only when cancelled.
 
-    It runs in the agent's event loop, so that a loop that is stuck gives none.
+    It runs in the process's event loop, so that a loop that is stuck gives none.
 
     Args:
         notifier: whom to tell; where nobody watches, nothing is done.
-        standing: the names of the agent's parts that do not move.
+        standing: the names of the process's parts that do not move.
     """
     if notifier.watchdog_seconds is None:
         return

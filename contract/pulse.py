@@ -1,7 +1,7 @@
-"""Pulse: whether the lanes move, for the watchdog.
+"""Pulse: whether the parts of a process move, for the watchdog.
 
-A lane that waits has good reasons, which are no standstill: another's turn (`max_chunks`), or an outage, whose calls
-are tried again and again. What is left is a lane in which something never returns, and that a new start would heal.
+A part that waits has good reasons, which are no standstill: another's turn (a lane under `max_chunks`), or an outage, whose
+calls are tried again and again. What is left is a part in which something never returns, and that a new start would heal.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from typing import Final
 from contract.outage import RETRIES
 
 STANDSTILL_SECONDS: Final = 120.0
-"""A turn of a lane takes at most about a minute: Postfix may be as slow to answer the end of a message."""
+"""A turn takes at most about a minute: so slow may Postfix be to answer the end of a message to a lane."""
 
 
 def count_retries() -> float:
@@ -24,7 +24,7 @@ def count_retries() -> float:
 
 
 class Pulse:
-    """When each lane last moved.
+    """When each part last moved.
 
     Args:
         clock: monotonic seconds.
@@ -40,19 +40,19 @@ class Pulse:
         self._retried_at = float("-inf")
         self._beats: dict[str, float] = {}
 
-    def beat(self, lane: str) -> None:
-        """The lane begins another turn."""
-        self._beats[lane] = self._clock()
+    def beat(self, part: str) -> None:
+        """The part begins another turn."""
+        self._beats[part] = self._clock()
 
-    def rest(self, lane: str) -> None:
-        """The lane has ended, or waits for others for as long as they like."""
-        self._beats.pop(lane, None)
+    def rest(self, part: str) -> None:
+        """The part has ended, or waits for others for as long as they like."""
+        self._beats.pop(part, None)
 
     def standing(self) -> list[str]:
-        """The lanes that have not moved for `STANDSTILL_SECONDS`, while no outage was waited out for as long."""
+        """The parts that have not moved for `STANDSTILL_SECONDS`, while no outage was waited out for as long."""
         since = self._clock() - STANDSTILL_SECONDS
         if (retries := self._count_retries()) != self._retries:
             self._retries, self._retried_at = retries, self._clock()
         if self._retried_at > since:
             return []
-        return sorted(lane for lane, at in self._beats.items() if at <= since)
+        return sorted(part for part, at in self._beats.items() if at <= since)
