@@ -50,7 +50,8 @@ format: setup ## Format and mend what ruff can
 	@$(BIN)/ruff check --fix $(SOURCES)
 
 .PHONY: docs
-docs: setup ## What of docs/ is made from the code: the reference of the commands, the schemas of the events
+docs: setup ## What of docs/ is made from the code: metrics, the reference of the commands, the schemas of the events
+	@$(BIN)/python -m docs.metrics
 	@$(BIN)/python docs/commands.py
 	@$(BIN)/python -m contract.schemas docs/events
 

@@ -2,18 +2,31 @@
 
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from typing import Final, TypeVar
 
 import stamina
 import stamina.instrumentation
-from prometheus_client import Counter
+from prometheus_client import Counter, Gauge
+
+from contract.metrics import ALL, declare
 
 logger = logging.getLogger(__name__)
 
-RETRIES: Final = Counter(
+RETRIES: Final = declare(
+    Counter,
     "fairpost_retries_total",
     "Calls tried again because a service was away or busy.",
     ["operation"],
+    of=ALL,
+)
+WAITING: Final = declare(
+    Gauge,
+    "fairpost_calls_waiting",
+    "Calls that wait now for a service that is away or busy.",
+    ["operation"],
+    of=ALL,
+    watch="0. For a minute above: Postgres or Kafka is away; the log of the process says which.",
 )
 
 Outage = Callable[[Exception], bool]
@@ -34,24 +47,32 @@ async def outlast(operation: str, call: Callable[[], Awaitable[T]], outage: Outa
         outage: which errors are waited out; any other is raised.
     """
     tries = 0
+    waiting = ExitStack()
 
     def waits_out(error: Exception) -> bool:
         if not outage(error):
             return False
         RETRIES.labels(operation).inc()
         if tries == 1:
+            waiting.enter_context(WAITING.labels(operation).track_inprogress())
             logger.warning("%s: %s; trying until it works", operation, first_line(error))
         return True
 
-    async for attempt in stamina.retry_context(
-        on=waits_out, attempts=None, timeout=None, wait_initial=0.1, wait_max=5.0, wait_jitter=1.0
-    ):
-        with attempt:
-            tries = attempt.num
-            answer = await call()
-            if tries > 1:
-                logger.warning("%s: works again after %d tries", operation, tries)
-            return answer
+    with waiting:
+        async for attempt in stamina.retry_context(
+            on=waits_out,
+            attempts=None,
+            timeout=None,
+            wait_initial=0.1,
+            wait_max=5.0,
+            wait_jitter=1.0,
+        ):
+            with attempt:
+                tries = attempt.num
+                answer = await call()
+                if tries > 1:
+                    logger.warning("%s: works again after %d tries", operation, tries)
+                return answer
     raise AssertionError("retries without limit do not end")
 
 

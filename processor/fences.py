@@ -32,6 +32,9 @@ SELECT count(*), coalesce(extract(epoch FROM clock_timestamp() - min(asked_at)),
  WHERE judged_at IS NULL
    AND NOT EXISTS (SELECT FROM instances i WHERE i.instance = f.instance AND i.retired_at IS NOT NULL)"""
 
+_DOUBTFUL: Final = """
+SELECT count(*) FROM fences JOIN fence_messages USING (fence_token) WHERE judged_at IS NULL"""
+
 # What one that was never judged was to judge, the next one of its instance finds anew.
 _DROP_OLD: Final = "DELETE FROM fences WHERE asked_at < clock_timestamp() - interval '30 days'"
 
@@ -116,6 +119,8 @@ async def observe_fences(connection: AsyncConnection[Any]) -> None:
     number, age = await unjudged_fences(connection)
     metrics.FENCES_UNJUDGED.set(number)
     metrics.FENCE_AGE.set(age)
+    doubtful = await (await connection.execute(_DOUBTFUL)).fetchone()
+    metrics.DOUBTFUL.set(doubtful[0] if doubtful else 0)
 
 
 async def drop_old_fences(connection: AsyncConnection[Any]) -> int:

@@ -6,11 +6,8 @@ from typing import Any, Final
 
 from psycopg import AsyncConnection
 
-from contract.states import MessageState
 from processor import metrics
-from processor.fleet import show_sending
-from processor.instances import count_instances
-from processor.overview import STATE_SUMS, list_campaigns
+from processor.overview import list_campaigns
 
 logger = logging.getLogger(__name__)
 
@@ -30,15 +27,6 @@ _DROP_EARLY_LINES: Final = (
 _DROP_OLD_RETRIES: Final = (
     "DELETE FROM retries WHERE at < clock_timestamp() - interval '10 minutes'"
 )
-
-_PENDING: Final = """
-SELECT count(*), coalesce(extract(epoch FROM clock_timestamp() - min(reserved_at)), 0)::float8 FROM pending"""
-
-_OUTBOX_AGE: Final = """
-SELECT coalesce(extract(epoch FROM clock_timestamp() - min(created_at)), 0)::float8
-  FROM (SELECT created_at FROM outbox ORDER BY event_id LIMIT 1) oldest"""
-
-_BY_STATE: Final = f"SELECT {STATE_SUMS} FROM chunks JOIN chunk_counts USING (chunk_id)"  # noqa: S608
 
 
 async def sweep(connection: AsyncConnection[Any]) -> int:
@@ -72,37 +60,6 @@ async def drop_early_lines(connection: AsyncConnection[Any]) -> int:
 async def drop_old_retries(connection: AsyncConnection[Any]) -> int:
     """Forgets retries that no pace looks at any more; answers how many seconds' worth."""
     return (await connection.execute(_DROP_OLD_RETRIES)).rowcount
-
-
-async def unplanned_dispatches(connection: AsyncConnection[Any]) -> tuple[int, float]:
-    """How many dispatches are reserved and not planned, and for how many seconds the oldest is."""
-    row = await (await connection.execute(_PENDING)).fetchone()
-    return (row[0], row[1]) if row else (0, 0.0)
-
-
-async def outbox_age(connection: AsyncConnection[Any]) -> float:
-    """Seconds since the outbox's oldest row was written; 0 where it is empty."""
-    row = await (await connection.execute(_OUTBOX_AGE)).fetchone()
-    return float(row[0]) if row else 0.0
-
-
-async def messages_by_state(connection: AsyncConnection[Any]) -> dict[MessageState, int]:
-    """How many messages are in each state."""
-    row = await (await connection.execute(_BY_STATE.encode())).fetchone()
-    return dict(zip(MessageState, row or (0,) * len(MessageState), strict=True))
-
-
-async def observe(connection: AsyncConnection[Any]) -> None:
-    """Measures what waits: the fleet, its instances, reservations to be planned, the outbox, messages by state."""
-    metrics.SENDING.set((await show_sending(connection)).sending)
-    for instance_state, instances in (await count_instances(connection)).items():
-        metrics.INSTANCES.labels(instance_state).set(instances)
-    unplanned, age = await unplanned_dispatches(connection)
-    metrics.UNPLANNED.set(unplanned)
-    metrics.UNPLANNED_AGE.set(age)
-    metrics.OUTBOX_AGE.set(await outbox_age(connection))
-    for state, number in (await messages_by_state(connection)).items():
-        metrics.MESSAGES.labels(state).set(number)
 
 
 async def check_balance(connection: AsyncConnection[Any]) -> list[str]:

@@ -35,7 +35,7 @@ BEGIN
      ORDER BY dispatch_id, campaign_id, ordinal
   ), first AS (
     DELETE FROM pending p USING event
-     WHERE p.dispatch_id = event.dispatch_id AND p.campaign_id = event.campaign_id RETURNING event.*
+     WHERE p.dispatch_id = event.dispatch_id AND p.campaign_id = event.campaign_id RETURNING event.*, p.reserved_at
   ), placed AS MATERIALIZED (
     SELECT first.*, o.operator, o.chunk_size,
            CASE WHEN reason IS NOT NULL THEN 'rejected'
@@ -81,8 +81,9 @@ BEGIN
       LEFT JOIN fresh ON fresh.campaign_id = placed.campaign_id AND fresh.operator = placed.operator
                      AND nth >= fits AND fresh.k = (nth - fits) / tail.chunk_size
   ), stored AS (
-    INSERT INTO messages (dispatch_id, chunk_id, position, state, email, mailbox, variables, not_after, reply, status_at)
-    SELECT dispatch_id, chunk_id, position, state, email, mailbox, variables::jsonb, not_after, reason,
+    INSERT INTO messages (dispatch_id, chunk_id, position, state, email, mailbox, variables, not_after, reserved_at, reply,
+                          status_at)
+    SELECT dispatch_id, chunk_id, position, state, email, mailbox, variables::jsonb, not_after, reserved_at, reason,
            CASE WHEN state <> 'planned' THEN v_now END
       FROM message
   ), told AS (
@@ -109,21 +110,22 @@ DECLARE
   v_mailboxes text[];
   v_variables text[];
   v_not_afters timestamptz[];
+  v_reserved_ats timestamptz[];
 BEGIN
   PERFORM 1 FROM campaigns WHERE campaign_id IN (SELECT campaign_id FROM chunks WHERE chunk_id = ANY (v_chunk_ids))
     ORDER BY campaign_id FOR NO KEY UPDATE;
   PERFORM 1 FROM chunks WHERE chunk_id = ANY (v_chunk_ids) ORDER BY chunk_id FOR NO KEY UPDATE;
 
   SELECT array_agg(m.dispatch_id), array_agg(k.campaign_id), array_agg(m.email), array_agg(p.domain),
-         array_agg(m.mailbox), array_agg(m.variables::text), array_agg(m.not_after)
-    INTO v_dispatch_ids, v_campaign_ids, v_emails, v_domains, v_mailboxes, v_variables, v_not_afters
+         array_agg(m.mailbox), array_agg(m.variables::text), array_agg(m.not_after), array_agg(m.reserved_at)
+    INTO v_dispatch_ids, v_campaign_ids, v_emails, v_domains, v_mailboxes, v_variables, v_not_afters, v_reserved_ats
     FROM unnest(p_dispatch_ids, p_domains) AS p (dispatch_id, domain)
     JOIN messages m USING (dispatch_id) JOIN chunks k USING (chunk_id)
    WHERE m.state = 'planned';
   DELETE FROM messages WHERE dispatch_id = ANY (v_dispatch_ids);
   INSERT INTO pending (dispatch_id, campaign_id, source_partition, source_offset, reserved_at)
-  SELECT dispatch_id, campaign_id, -1, -1, clock_timestamp()
-    FROM unnest(v_dispatch_ids, v_campaign_ids) AS p (dispatch_id, campaign_id);
+  SELECT dispatch_id, campaign_id, -1, -1, coalesce(reserved_at, clock_timestamp())
+    FROM unnest(v_dispatch_ids, v_campaign_ids, v_reserved_ats) AS p (dispatch_id, campaign_id, reserved_at);
   RETURN (SELECT count(*) FROM plan(v_dispatch_ids, v_campaign_ids, v_emails, v_domains, v_mailboxes, v_variables,
                                     v_not_afters, array_fill(NULL::text, ARRAY[coalesce(cardinality(v_dispatch_ids), 0)])));
 END $$;

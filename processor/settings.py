@@ -44,6 +44,7 @@ class ProcessorSettings(Settings):
     metrics_host: str = "127.0.0.1"
     worker_metrics_port: Port = 9701
     tracker_metrics_port: Port = 9702
+    metrics_campaigns: Annotated[int, Field(ge=0, le=200)] = 20
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     fail_points: Probabilities[WorkerFailPoint] = {}  # noqa: RUF012  copied
 

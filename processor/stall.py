@@ -8,12 +8,13 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from msgspec import Struct
 
+from contract.outage import RETRIES
 from processor import metrics
 from processor.brokers import Brokers
 from processor.kafka_outage import checked
@@ -22,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 5.0
 _TIMEOUT: Final = 10.0
+_POLL: Final = 0.2
 
 Partitions = frozenset[tuple[str, int]]
 
@@ -83,6 +85,15 @@ def find_stall(
     return None
 
 
+class Place(Struct, frozen=True):
+    """Where a consumer group goes on in a partition, and how many records from there on are not done."""
+
+    topic: str
+    partition: int
+    offset: int
+    records: int
+
+
 class Lag:
     """How far a consumer group is behind, asked of Kafka itself."""
 
@@ -92,6 +103,10 @@ class Lag:
                 **brokers.librdkafka(),
                 "group.id": group,
                 "enable.auto.commit": False,
+                # Of what it fetches, the first record of a partition is all that it wants.
+                "auto.offset.reset": "earliest",
+                "fetch.message.max.bytes": 16_384,
+                "queued.min.messages": 1,
                 "log_level": 2,
             }
         )
@@ -103,13 +118,53 @@ class Lag:
             KafkaException: Kafka does not answer.
         """
         lags: dict[str, int] = {}
+        for place in self.find(partitions):
+            lags[place.topic] = lags.get(place.topic, 0) + place.records
+        return lags
+
+    def find(self, partitions: Partitions) -> list[Place]:
+        """Where the group stands in each of the partitions.
+
+        Raises:
+            KafkaException: Kafka does not answer.
+        """
         asked = [TopicPartition(topic, number) for topic, number in sorted(partitions)]
         found = checked(self._consumer.committed(asked, timeout=_TIMEOUT)) if asked else []
+        places: list[Place] = []
         for partition in found:
             low, high = self._consumer.get_watermark_offsets(partition, timeout=_TIMEOUT)
             done = max(partition.offset, low)
-            lags[partition.topic] = lags.get(partition.topic, 0) + high - done
-        return lags
+            places.append(Place(partition.topic, partition.partition, done, high - done))
+        return places
+
+    def read_times(self, places: Iterable[Place]) -> dict[str, float]:
+        """When the first record that is not done was appended, by topic, in seconds since 1970.
+
+        A topic of which nothing waits is left out, and so is one whose record Kafka does not give within seconds.
+
+        Raises:
+            KafkaException: Kafka refuses.
+        """
+        behind = {(p.topic, p.partition): p.offset for p in places if p.records}
+        times: dict[str, float] = {}
+        if not behind:
+            return times
+        self._consumer.assign([TopicPartition(*key, offset) for key, offset in behind.items()])
+        try:
+            end = time.monotonic() + _TIMEOUT
+            while behind and time.monotonic() < end:
+                message = self._consumer.poll(_POLL)
+                if message is None:
+                    continue
+                if (error := message.error()) is not None:
+                    raise KafkaException(error)
+                topic = message.topic() or ""
+                if behind.pop((topic, message.partition() or 0), None) is not None:
+                    at = message.timestamp()[1] / 1000
+                    times[topic] = min(at, times.get(topic, at))
+        finally:
+            self._consumer.unassign()
+        return times
 
     def close(self) -> None:
         """Disconnects."""
@@ -162,6 +217,7 @@ class StallWatch:
             try:
                 by_topic = self._lag.measure(self._assigned())
             except KafkaException as error:
+                RETRIES.labels("lag").inc()
                 logger.debug("lag: %s", error.args[0].str())
                 self._behind_since.clear()
             else:

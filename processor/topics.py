@@ -1,5 +1,6 @@
 """The topics of an installation: which there must be, what they must be, and which promise rests on what."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeVar
 
@@ -252,6 +253,15 @@ class Topics:
         """
         present = self._present()
         return {topic: len(present[topic]) for topic in topics if topic in present}
+
+    def retention(self, topic: str) -> float:
+        """For how many seconds the topic keeps a record; infinity: for ever.
+
+        Raises:
+            TopicsError: Kafka does not answer.
+        """
+        milliseconds = int(self._config(topic)["retention.ms"] or -1)
+        return milliseconds / 1000 if milliseconds >= 0 else math.inf
 
     def _present(self) -> dict[str, list[int]]:
         """The copies of each partition of each topic."""

@@ -10,37 +10,43 @@ from typing import Any, Final
 from zoneinfo import ZoneInfo
 
 import psycopg
+from confluent_kafka import KafkaException
 from msgspec import Struct
 
 from contract.database import Pool, conninfo, is_outage, open_pool
 from contract.events import DEAD_LETTERS, DELIVERY_LOG
 from contract.lifetime import live, rest, stop_on_signals
 from contract.notify import NOBODY, Notifier, telling
-from contract.outage import first_line, outlast
+from contract.outage import RETRIES, first_line, outlast
 from contract.pulse import Pulse
-from processor import housekeeping
+from processor import housekeeping, metrics
 from processor.consuming import Record
 from processor.dead_letters import dead_letter
 from processor.delivery_log import DeliveryLog, Gap
 from processor.emitting import Emission
 from processor.fences import drop_old_fences, judge_fences, observe_fences
+from processor.observation import observe, observe_campaigns
 from processor.operators import replan_moved
 from processor.outbox import Outbox, OutboxError
 from processor.publishing import Publisher
 from processor.settings import ProcessorSettings
 from processor.suppressions import observe_suppressions
-from processor.tracking import News, Tracking
+from processor.topics import TopicsError
+from processor.tracking import STEP, News, Tracking
+from processor.unread import Unread
 
 logger = logging.getLogger(__name__)
 
 WAIT: Final = 0.2
+_TOPICS_SECONDS: Final = 15.0
+"""Between two looks at what is unread."""
 
 HouseTask = Callable[[psycopg.AsyncConnection[Any]], Awaitable[object]]
 
 _HOUSE_TASKS: Final[tuple[tuple[str, float, HouseTask], ...]] = (
     ("sweep", 1.0, housekeeping.sweep_all),
     ("fences", 1.0, judge_fences),
-    ("observe", 10.0, housekeeping.observe),
+    ("observe", 10.0, observe),
     ("observe fences", 10.0, observe_fences),
     ("replan", 10.0, partial(replan_moved, only_removed=True)),
     ("ends", 300.0, housekeeping.end_campaigns),
@@ -69,6 +75,11 @@ async def run_tracker(
     pool = await open_pool(settings.database.get_secret_value(), "fairpost tracker", size=6)
     publisher = Publisher(settings.brokers)
     log = DeliveryLog(settings, partitions[settings.topic(DELIVERY_LOG)])
+    most_active = partial(observe_campaigns, most=settings.metrics_campaigns)
+    tasks: list[tuple[str, float, HouseTask]] = [
+        *_HOUSE_TASKS,
+        ("observe campaigns", 15.0, most_active),
+    ]
     try:
         pulse = Pulse(time.monotonic)
 
@@ -80,7 +91,8 @@ async def run_tracker(
                 stop,
                 _track(settings, log, pool, publisher, pulse=pulse, stop=stop),
                 _publish(settings, publisher, pulse, stop),
-                *(_every(seconds, task, call, pool, stop) for task, seconds, call in _HOUSE_TASKS),
+                _measure_topics(settings, stop),
+                *(_every(seconds, task, call, pool, stop) for task, seconds, call in tasks),
             )
     finally:
         await pool.close()
@@ -105,11 +117,13 @@ async def _track(
             reading = asyncio.create_task(_read(log, tracking))
             if not batch.records:
                 continue
+            started = time.perf_counter()
             for gap in batch.gaps:
                 await outlast("tracking", partial(tracking.miss, gap), is_outage)
             dead = await outlast("tracking", partial(tracking.write, batch.said), is_outage)
             await _bury(settings, publisher, dead)
             await log.commit(batch.records)
+            metrics.BATCH_SECONDS.labels(STEP).observe(time.perf_counter() - started)
     finally:
         await asyncio.gather(reading, return_exceptions=True)
         await log.close()
@@ -192,12 +206,28 @@ class _OutboxSession:
             await connection.close()
 
 
+async def _measure_topics(settings: ProcessorSettings, stop: asyncio.Event) -> None:
+    """Measures what is unread, again and again."""
+    unread = Unread(settings)
+
+    def is_away(error: Exception) -> bool:
+        return isinstance(error, KafkaException | TopicsError)
+
+    try:
+        while not stop.is_set():
+            await outlast("unread", lambda: asyncio.to_thread(unread.measure), is_away)
+            await rest(stop, _TOPICS_SECONDS)
+    finally:
+        await asyncio.to_thread(unread.close)
+
+
 async def _every(
     seconds: float, task: str, call: HouseTask, pool: Pool, stop: asyncio.Event
 ) -> None:
-    """Does a task of the house again and again, so long after the last time."""
-    while not await rest(stop, seconds):
+    """Does a task of the house again and again, so long after the last time; first at once."""
+    while not stop.is_set():
         await _try(task, pool, call)
+        await rest(stop, seconds)
 
 
 async def _try(task: str, pool: Pool, call: HouseTask) -> None:
@@ -208,4 +238,5 @@ async def _try(task: str, pool: Pool, call: HouseTask) -> None:
     except Exception as error:
         if not is_outage(error):
             raise
+        RETRIES.labels(task).inc()
         logger.warning("%s: %s; again in a while", task, first_line(error))

@@ -41,10 +41,10 @@ BLOCK_SIZE: Final = 5_000
 MAX_REPLY: Final = 2_000
 """Characters of a reply that are kept; a line of Postfix's log holds no more."""
 
-# Lines in the order of the log: answers how many changed a message by state, and under null how many wait. In binary,
-# as a time takes 25 times as long to write in letters.
+# Lines in the order of the log: answers how many changed a message, and without a state how many wait. In binary, as a
+# time takes 25 times as long to write in letters.
 _TRACK: Final = """
-SELECT state, lines
+SELECT operator, state, class, lines, due_to_sent
   FROM track(%b::text[], %b::text[], %b::bigint[], %b::text[]::message_state[], %b::timestamptz[], %b::text[], %b::text[],
              %b::text[])"""
 
@@ -132,6 +132,16 @@ def told_by(
             return None
 
 
+class _Change(Struct, frozen=True):
+    """How many lines of a kind changed a message; without a state: how many wait for their queue id."""
+
+    operator: str | None
+    state: str | None
+    reply_class: str | None
+    lines: int
+    due_to_sent: list[float] | None
+
+
 class _Origin(Struct, frozen=True):
     source: str = ""
     instance: str = ""
@@ -216,11 +226,8 @@ class Tracking:
     ) -> list[tuple[Record, str]]:
         """Writes what lines told; answers those that could not be used, whose evidence is lost."""
         results, refused = await run_blocks(told, BLOCK_SIZE, self._write)
-        for state, lines in results:
-            if state is None:
-                metrics.EARLY_LINES.inc(lines)
-            else:
-                metrics.OUTCOMES.labels(state).inc(lines)
+        for change in results:
+            _count(change)
         dead = [*unreadable, *((record, why) for (record, _), why in refused)]
         for instance in sorted(filter(None, {log_of(record) for record, _ in dead})):
             async with self._pool.connection() as connection:
@@ -261,7 +268,7 @@ class Tracking:
                 self._unread_replies.count(verdict, parsed.text, parsed.recipient, now)
         return told_by(line.instance, parsed, verdict, log_header.stamp(line.time, now, self._tz))
 
-    async def _write(self, block: Sequence[tuple[Record, Told]]) -> list[tuple[str | None, int]]:
+    async def _write(self, block: Sequence[tuple[Record, Told]]) -> list[_Change]:
         lines = [told for _, told in block]
         columns = (
             [line.instance for line in lines],
@@ -274,4 +281,18 @@ class Tracking:
             [line.reply for line in lines],
         )
         async with self._pool.connection() as connection:
-            return await (await connection.execute(_TRACK, columns)).fetchall()
+            rows = await (await connection.execute(_TRACK, columns)).fetchall()
+        return [_Change(*row) for row in rows]
+
+
+def _count(change: _Change) -> None:
+    if change.state is None or change.operator is None:
+        metrics.EARLY_LINES.inc(change.lines)
+        return
+    metrics.OUTCOMES.labels(change.operator, change.state, change.reply_class or "").inc(
+        change.lines
+    )
+    sent = metrics.DUE_TO_SENT.labels(change.operator)
+    for seconds in change.due_to_sent or ():
+        # A mail host's clock may be a little late.
+        sent.observe(max(seconds, 0.0))

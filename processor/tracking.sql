@@ -2,8 +2,9 @@
 --
 -- Arrays of one length, an element a line, in the order of the log: the instance, Postfix's queue id, the dispatch (by
 -- the envelope sender; null where the line has none or the mail is not ours), the state that the line tells, its time,
--- and for a refusal its class, enhanced status code and reply. Answers how many lines changed a message, by state, and
--- under a null state how many wait for their queue id.
+-- and for a refusal its class, enhanced status code and reply. Answers how many lines changed a message, by operator, state
+-- and class, and for those that were sent how many seconds after they were reserved and their campaign due; and under a
+-- null state how many lines wait for their queue id.
 --
 -- A line counts only from the message's own instance, only while the message is not final, and only if it tells more
 -- than is known: a later state, or a later `deferred`. So a batch that is read again changes nothing. Deliveries that Postfix
@@ -11,7 +12,7 @@
 CREATE OR REPLACE FUNCTION track(
   p_instances text[], p_queue_ids text[], p_dispatch_ids bigint[], p_states message_state[], p_ats timestamptz[],
   p_classes text[], p_dsns text[], p_replies text[])
-RETURNS TABLE (state message_state, lines bigint)
+RETURNS TABLE (operator text, state message_state, class text, lines bigint, due_to_sent float8[])
 LANGUAGE plpgsql SET search_path = fairpost, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_column
 BEGIN
@@ -50,14 +51,14 @@ BEGIN
         ON CONFLICT (instance, queue_id, at, state) DO NOTHING
     RETURNING 1
   ), message AS MATERIALIZED (
-    SELECT m.dispatch_id, m.state, m.status_at, m.attempts, m.instance, m.chunk_id, m.email = '' AS forgotten,
+    SELECT m.dispatch_id, m.state, m.status_at, m.attempts, m.instance, m.chunk_id, m.reserved_at, m.email = '' AS forgotten,
            mailbox_of(m.email, m.mailbox) AS mailbox
       FROM messages m
      WHERE m.dispatch_id = ANY (ARRAY(SELECT dispatch_id FROM known WHERE dispatch_id IS NOT NULL))
        AND m.state >= 'handed' AND m.state < 'sent'
      ORDER BY m.dispatch_id FOR NO KEY UPDATE
   ), compared AS ( -- each line beside what was known before it, the earlier lines of this batch included
-    SELECT k.instance, k.dispatch_id, k.state, k.at, k.class, k.dsn, k.ordinal, m.attempts, m.chunk_id,
+    SELECT k.instance, k.dispatch_id, k.state, k.at, k.class, k.dsn, k.ordinal, m.attempts, m.chunk_id, m.reserved_at,
            CASE WHEN NOT m.forgotten THEN k.reply END AS reply,
            greatest(m.state, max(k.state) OVER earlier) AS before,
            greatest(CASE WHEN m.state = 'deferred' THEN m.status_at END,
@@ -84,16 +85,22 @@ BEGIN
      WHERE n.state = 'bounced' AND n.class = 'hard' AND NOT m.forgotten
      ORDER BY m.mailbox
         ON CONFLICT (mailbox, campaign_id) DO NOTHING
+  ), place AS MATERIALIZED (
+    SELECT k.chunk_id, k.operator, c.scheduled_for FROM chunks k JOIN campaigns c USING (campaign_id)
+     WHERE k.chunk_id = ANY (ARRAY(SELECT DISTINCT chunk_id FROM news))
   ), retried AS (
     INSERT INTO retries AS r (instance, operator, at, number)
-    SELECT n.instance, k.operator, date_trunc('second', n.at), count(*) FROM news n JOIN chunks k USING (chunk_id)
+    SELECT n.instance, p.operator, date_trunc('second', n.at), count(*) FROM news n JOIN place p USING (chunk_id)
      WHERE n.attempt > 1 AND n.state IN ('deferred', 'sent', 'bounced')
      GROUP BY 1, 2, 3 ORDER BY 1, 2, 3
         ON CONFLICT (instance, operator, at) DO UPDATE SET number = r.number + excluded.number
   )
-  SELECT news.state, count(*) FROM news GROUP BY news.state
+  SELECT p.operator, n.state, n.class, count(*),
+         array_agg(extract(epoch FROM n.at - greatest(n.reserved_at, p.scheduled_for))::float8)
+           FILTER (WHERE n.state = 'sent' AND n.reserved_at IS NOT NULL)
+    FROM news n JOIN place p USING (chunk_id) GROUP BY p.operator, n.state, n.class
   UNION ALL
-  SELECT NULL, count(*) FROM waiting HAVING count(*) > 0;
+  SELECT NULL, NULL, NULL, count(*), NULL FROM waiting HAVING count(*) > 0;
 END $$;
 REVOKE ALL ON FUNCTION track FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION track TO fairpost_processor;

@@ -10,8 +10,8 @@ from contract.states import MessageState
 from processor.fences import unjudged_fences
 from processor.fleet import show_sending
 from processor.health import PACE_WINDOW, STUCK, Backlog, Oldest, OperatorPace, Vitals
-from processor.housekeeping import messages_by_state, outbox_age, unplanned_dispatches
 from processor.instances import instance_states
+from processor.observation import open_messages, outbox_age, unplanned_dispatches
 from processor.overview import MAY_GO_ON, list_campaigns
 
 # A lane's hand-overs of the window, and its last one, are found by index, instance by instance.
@@ -60,7 +60,7 @@ async def read_vitals(connection: AsyncConnection[Any]) -> Vitals:
         backlog=tuple(backlog),
         without_event=tuple(campaign_id for (campaign_id,) in without_event),
         unplanned=Oldest(*await unplanned_dispatches(connection)),
-        uncertain=(await messages_by_state(connection))[MessageState.UNCERTAIN],
+        uncertain=(await open_messages(connection))[MessageState.UNCERTAIN],
         fences=Oldest(*await unjudged_fences(connection)),
         outbox=await outbox_age(connection),
         unbalanced=tuple(

@@ -10,6 +10,7 @@ import time
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
+from math import inf, nan
 from pathlib import Path
 from typing import IO, Final
 
@@ -231,6 +232,8 @@ class Agent:
 
     def _watch_postfix(self) -> None:
         """Demands a fence when Postfix was restarted since the last one."""
+        runs = self._postfix.runs()
+        metrics.POSTFIX_UP.set(nan if runs is None else runs)
         started_at = self._postfix.started_at()
         last = self._fence.last
         if last and started_at not in (None, last.postfix_started_at):
@@ -252,6 +255,7 @@ class Agent:
             if lane is None:
                 lane = Lane(name, await self._pace(name, limit), workshop)
                 self._lanes[name] = lane
+                metrics.begin_lane(name)
                 task = tasks.create_task(lane.run(), name=f"lane {name}")
                 task.add_done_callback(partial(self._forget, name))
             elif lane.closed:
@@ -260,12 +264,14 @@ class Agent:
             elif lane.pace.limit != limit:
                 logger.info("%s: limit is now %s a minute", name, limit)
                 lane.pace.limit = limit
-            metrics.LIMIT.labels(name).set(limit or 0)
+            metrics.PACE_LIMIT.labels(name).set(inf if limit is None else limit)
+            metrics.PACE_USED.labels(name).set(lane.pace.used(time.monotonic()))
 
     def _forget(self, name: str, _: asyncio.Task[None]) -> None:
         # What a drain was too short for is still told.
         if not self._stopping.is_set():
             del self._lanes[name]
+            metrics.end_lane(name)
 
     async def _take_retries_off(self) -> None:
         """What Postfix tried again within the last minute is taken off the lanes' paces."""

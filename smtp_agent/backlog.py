@@ -8,7 +8,9 @@ from datetime import UTC, datetime
 from typing import Final
 
 from contract.lifetime import rest
+from contract.metrics import tell_all
 from contract.operators import MAX_CHUNK
+from contract.outage import RETRIES
 from smtp_agent import metrics
 from smtp_agent.listing import list_queue
 from smtp_agent.postfix import Postfix, PostfixError
@@ -54,6 +56,7 @@ class Backlog:
                 listing = await list_queue(self._postfix)
             except PostfixError as error:
                 # What it held last still counts.
+                RETRIES.labels("listing").inc()
                 if not away:
                     logger.warning("listing: %s; trying until it works", error)
                 away = True
@@ -63,6 +66,8 @@ class Backlog:
                 away = False
                 self.held = listing.by_operator(operator_of())
                 self.listed_at = datetime.now(UTC)
-                for operator in {*operator_of().values(), *self.held}:
-                    metrics.QUEUE.labels(operator).set(self.held[operator])
+                operators = {*operator_of().values(), *self.held}
+                tell_all(
+                    metrics.QUEUE, {(operator,): self.held[operator] for operator in operators}
+                )
             await rest(stop, max(_LISTING_SECONDS, _SHARE * (clock() - began)))

@@ -16,9 +16,7 @@ from contract.outage import first_line, outlast
 
 logger = logging.getLogger(__name__)
 
-_CLAIM: Final = (
-    "SELECT chunk_id, claim_token, campaign_id, number, planned FROM claim_chunk(%s, %s, %s)"
-)
+_CLAIM: Final = "SELECT chunk_id, claim_token, campaign_id, number, planned, waited FROM claim_chunk(%s, %s, %s)"
 _RENEW: Final = "SELECT renew_lease(%s, %s, %s)"
 _WHY_STOPPED: Final = "SELECT why_stopped(%s, %s)"
 _RELEASE: Final = "SELECT release_chunk(%s, %s)"
@@ -29,13 +27,18 @@ _TURNS_IN_LINE: Final = 10
 
 
 class Claim(Struct, frozen=True):
-    """A chunk held by this instance; whoever writes for it shows the token."""
+    """A chunk held by this instance; whoever writes for it shows the token.
+
+    Attributes:
+        waited: since the chunk was open and its campaign due; None: it was claimed before.
+    """
 
     chunk_id: int
     token: UUID
     campaign_id: str
     number: int
     planned: int
+    waited: timedelta | None = None
 
 
 class Claims:

@@ -52,7 +52,8 @@ END $$;
 -- longest_lease: of a claim that is not renewed, whatever an agent asks for.
 CREATE OR REPLACE FUNCTION longest_lease() RETURNS interval LANGUAGE sql IMMUTABLE AS $$ SELECT interval '10 minutes' $$;
 
--- claim_chunk: the next chunk for a lane, which is sealed with it; no row when there is none.
+-- claim_chunk: the next chunk for a lane, which is sealed with it; no row when there is none. At a chunk's first claim
+-- `waited` is the time since it was open and its campaign due.
 --
 -- The lock makes one claim at a time at an operator, and is a statement of its own: the next one's snapshot must come
 -- after the wait, else two claimers break the order. A row that somebody else locks for long is passed over, so that it
@@ -61,7 +62,7 @@ CREATE OR REPLACE FUNCTION longest_lease() RETURNS interval LANGUAGE sql IMMUTAB
 -- The lock is held until the commit, which need not wait for the disk: a claim that is lost in a crash of the server is as
 -- if it had never been, and no write-ahead for it can be durable before it is.
 CREATE OR REPLACE FUNCTION claim_chunk(p_operator text, p_instance text, p_lease interval)
-RETURNS TABLE (chunk_id bigint, claim_token uuid, campaign_id text, number int, planned int)
+RETURNS TABLE (chunk_id bigint, claim_token uuid, campaign_id text, number int, planned int, waited interval)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = fairpost, pg_temp SET enable_seqscan = off
 SET lock_timeout = '500ms' AS $$
 #variable_conflict use_column
@@ -95,8 +96,11 @@ BEGIN
            SET instance = p_instance, claim_token = gen_random_uuid(), claimed_at = v_now,
                lease_until = v_now + least(p_lease, longest_lease()),
                sealed = true
+          FROM chunks former JOIN campaigns c USING (campaign_id)
          WHERE k.chunk_id = v_chunk_id AND k.has_planned AND (k.instance IS NULL OR k.lease_until <= v_now)
-        RETURNING k.chunk_id, k.claim_token, k.campaign_id, k.number, k.planned
+           AND former.chunk_id = v_chunk_id
+        RETURNING k.chunk_id, k.claim_token, k.campaign_id, k.number, k.planned,
+                  CASE WHEN former.claimed_at IS NULL THEN v_now - greatest(k.opened_at, c.scheduled_for) END AS waited
       ), turn AS (
         INSERT INTO claim_turns (operator, campaign_id, claimed_at)
         SELECT p_operator, campaign_id, v_now FROM claimed

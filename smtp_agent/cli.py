@@ -9,12 +9,12 @@ from typing import Final, NoReturn
 import click
 import psycopg
 import uvloop
-from prometheus_client import start_http_server
 
-from contract import console
+from contract import console, metrics
 from contract.checks import exit_code, show_checks
 from contract.console import CommandError, log_to_stderr
 from contract.help import end_with_exit_codes
+from contract.metrics import Process
 from contract.notify import Notifier
 from contract.operators import OperatorsError
 from contract.settings import load_settings
@@ -66,7 +66,7 @@ def run(context: click.Context) -> None:
     settings: AgentSettings = context.obj()
     log_to_stderr(settings.log_level)
     try:
-        start_http_server(settings.metrics_port, settings.metrics_host)
+        metrics.serve(Process.AGENT, settings.metrics_host, settings.metrics_port)
     except OSError as error:
         raise CommandError(
             f"metrics: {settings.metrics_host}:{settings.metrics_port}: {error.strerror}; set metrics_port"

@@ -36,6 +36,8 @@ BATCH_SECONDS: Final = 1.0
 _STUCK_SECONDS: Final = 30.0
 """After that without a hand-over a lane gives its chunk back, so that another instance may take it."""
 _ALL: Final = float("inf")
+_MANY_HANDOVERS: Final = 4
+"""A message that is handed over for the fourth time is one that something is wrong with."""
 
 
 class Workshop(Struct, frozen=True):
@@ -159,6 +161,8 @@ class Lane:
 
     async def _work(self, claim: Claim) -> None:
         metrics.CLAIMS.labels(self.operator).inc()
+        if claim.waited is not None:
+            metrics.CLAIM_WAIT.labels(self.operator).observe(claim.waited.total_seconds())
         metrics.LANES_WORKING.labels(self.operator).set(1)
         self._report("claimed", claim)
         chunk = f"chunk {claim.number} of campaign {claim.campaign_id}"
@@ -242,6 +246,8 @@ class Lane:
             done = self._declines.judge(batch, done, accepted_at, now)
             self._learn(done, now - started, now)
             self._tell(claim, done, now - started)
+            again = sum(n >= _MANY_HANDOVERS for n in batch.handovers.values())
+            metrics.HANDED_OVER_AGAIN.labels(self.operator).inc(again)
         return batch, done
 
     def _learn(self, done: HandedOver, seconds: float, now: float) -> None:

@@ -109,6 +109,7 @@ class Reporter:
 
     def _tell_away(self) -> None:
         self._failures += 1
+        metrics.FLUENTD_UP.set(0)
         if self._failures == 1:
             self._dropped_before = self._dropped
             logger.warning("reports: Fluentd is away; they wait")
@@ -134,6 +135,7 @@ class Reporter:
             self._size -= _size(report)
             if sent:
                 metrics.REPORTS.labels("sent").inc()
+                metrics.FLUENTD_UP.set(1)
             else:
                 self._drop(1)
 

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Installs what the testbed needs and this machine lacks: Debian packages (as root), Kafka's jars (as anyone).
+# Installs what the testbed needs and this machine lacks: Debian packages (as root), Kafka's jars and Prometheus (as anyone).
 # Exit code 2 and one line when something is missing that only root may install.
 set -euo pipefail
 cd "$(dirname "$0")"
 
-libs=${XDG_CACHE_HOME:-$HOME/.cache}/fairpost/kafka-4.3.1
-
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/fairpost
+libs=$cache/kafka-4.3.1
+prometheus=$cache/prometheus
 made=()
 trap '[ ${#made[@]} -eq 0 ] || rm -rf "${made[@]}"' EXIT
 
@@ -58,11 +59,31 @@ fi
 
 if [ ! -d "$libs" ]; then
   echo "testbed: fetching Apache Kafka 4.3.1 into $libs" >&2
-  mkdir -p "${libs%/*}"
+  mkdir -p "$cache"
   fresh=$(mktemp -d "$libs.XXXXXX")
   made+=("$fresh")
   mvn -q -B -f kafka/pom.xml dependency:copy-dependencies -DoutputDirectory="$fresh" >&2
   chmod -R u=rwX,go=rX "$fresh"
   # Renamed when complete, so that a folder of this name always holds all jars.
   mv -T "$fresh" "$libs" 2>/dev/null || [ -d "$libs" ]
+fi
+
+if [ ! -d "$prometheus" ] && ! command -v promtool >/dev/null; then
+  if ! command -v apt-get >/dev/null; then
+    echo "testbed: missing: prometheus and promtool; put them on PATH" >&2
+    exit 2
+  fi
+  echo "testbed: fetching Prometheus into $prometheus" >&2
+  mkdir -p "$cache"
+  fresh=$(mktemp -d "$prometheus.XXXXXX")
+  made+=("$fresh")
+  [ "$(id -u)" -ne 0 ] || apt-get -qq update
+  # The package would start a server on this machine: only its programs are taken out of it.
+  (
+    cd "$fresh" && apt-get -qq -o APT::Sandbox::User=root download prometheus &&
+      dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x --strip-components=3 ./usr/bin/prometheus ./usr/bin/promtool &&
+      rm prometheus_*.deb
+  ) || { echo "testbed: missing: prometheus and promtool; put them on PATH" >&2; exit 2; }
+  chmod 755 "$fresh"
+  mv -T "$fresh" "$prometheus" 2>/dev/null || [ -d "$prometheus" ]
 fi

@@ -5,11 +5,12 @@ import logging
 import os
 
 import click
-from prometheus_client import start_http_server
 
+from contract import metrics
 from contract.console import CommandError, log_to_stderr
 from contract.database import open_pool
 from contract.lifetime import live, stop_on_signals
+from contract.metrics import Process
 from contract.notify import Notifier
 from contract.schema import await_schema
 from processor.cli.session import settings_of
@@ -19,12 +20,12 @@ from processor.settings import ProcessorSettings
 logger = logging.getLogger(__name__)
 
 
-def _serve_metrics(host: str, port: int) -> None:
+def _serve_metrics(process: Process, host: str, port: int) -> None:
     try:
-        start_http_server(port, host)
+        metrics.serve(process, host, port)
     except OSError as error:
         raise CommandError(
-            f"metrics: {host}:{port}: {error.strerror}; set worker_metrics_port, or tracker_metrics_port"
+            f"metrics: {host}:{port}: {error.strerror}; set {process}_metrics_port"
         ) from None
 
 
@@ -48,7 +49,7 @@ def worker(context: click.Context) -> None:
     log_to_stderr(settings.log_level)
     if settings.fail_points:
         logger.warning("fail points are set: this worker will kill itself; for tests only")
-    _serve_metrics(settings.metrics_host, settings.worker_metrics_port)
+    _serve_metrics(Process.WORKER, settings.metrics_host, settings.worker_metrics_port)
     if (partitions := asyncio.run(_await_services(settings))) is not None:
         run_worker(settings, partitions, _service_manager())
 
@@ -65,7 +66,7 @@ def tracker(context: click.Context) -> None:
 
     settings = settings_of(context)
     log_to_stderr(settings.log_level)
-    _serve_metrics(settings.metrics_host, settings.tracker_metrics_port)
+    _serve_metrics(Process.TRACKER, settings.metrics_host, settings.tracker_metrics_port)
     if (partitions := asyncio.run(_await_services(settings))) is not None:
         asyncio.run(run_tracker(settings, partitions, _service_manager()))
 

@@ -1,8 +1,10 @@
 """Outages that last: Postgres and Kafka away for a minute, and a failover that drops every connection."""
 
 import json
+import re
 import time
 from collections.abc import Iterator
+from urllib.request import urlopen
 
 import psycopg
 import pytest
@@ -67,6 +69,13 @@ def let_pass(seconds: float) -> None:
     wait_until(lambda: time.monotonic() > end, timeout=2 * seconds, what="the outage")
 
 
+def waiting(running: Running) -> set[str]:
+    """What a process waits to do for a service that is away, as its metrics say."""
+    with urlopen(f"http://{running.address}:{running.metrics_port}/metrics") as answer:
+        text = answer.read().decode()
+    return set(re.findall(r'^fairpost_calls_waiting{operation="(.+)"} [1-9]', text, re.MULTILINE))
+
+
 def runs(worker: Running) -> bool:
     """Whether it still is the process that was started."""
     return worker.process.exit_code is None
@@ -75,9 +84,13 @@ def runs(worker: Running) -> bool:
 def test_a_minute_without_postgres_and_kafka(
     installation: tuple[Testbed, Installation],
 ) -> None:
-    """A worker that loses both for a minute, with mail in hand, neither exits nor skips, and goes on by itself."""
+    """A worker that loses both for a minute, with mail in hand, neither exits nor skips, and goes on by itself.
+
+    So does a tracker, and the metrics of both say that they wait.
+    """
     testbed, house = installation
     worker = house.start_worker()
+    tracker = house.start_tracker()
     publish(house, 0, 200)
     wait_for_planned(house, 200)
     testbed.postgres.stop()
@@ -85,12 +98,18 @@ def test_a_minute_without_postgres_and_kafka(
     testbed.kafka.stop()
     let_pass(MINUTE)
     assert runs(worker), worker.log.read_text()
+    assert waiting(worker) == {"reservation"}
+    assert waiting(tracker) == {"outbox", "unread"}
     testbed.postgres.start()
     testbed.kafka.start()
     wait_for_planned(house, 400)
     publish(house, 400, 500)
     wait_for_planned(house, 500)
+    wait_until(
+        lambda: not waiting(worker) | waiting(tracker), timeout=PATIENCE, what="nothing to wait for"
+    )
     assert runs(worker), worker.log.read_text()
+    assert runs(tracker), tracker.log.read_text()
 
 
 def test_a_failover_that_drops_every_connection(

@@ -412,7 +412,7 @@ CREATE TRIGGER watch_messages AFTER INSERT OR UPDATE ON messages FOR EACH ROW EX
 CREATE TRIGGER watch_outbox AFTER INSERT ON outbox FOR EACH ROW EXECUTE FUNCTION watch_outbox()"""
 
 _KEPT = """
-SELECT k.chunk_id, to_jsonb(c) - 'chunk_id' || jsonb_build_object('planned', k.planned)
+SELECT k.chunk_id, to_jsonb(c) - 'chunk_id' - 'is_open' || jsonb_build_object('planned', k.planned)
   FROM chunks k LEFT JOIN chunk_counts c USING (chunk_id)"""
 _COUNTED = """
 SELECT chunk_id, jsonb_object_agg(state, n)

@@ -37,6 +37,25 @@ async def test_a_claim(post: Post) -> None:
     ) == [(claim.chunk_id, claim.token, "postfix-b", True, timedelta(seconds=45), True)]
 
 
+@pytest.mark.parametrize(("opened", "scheduled_for", "waited"), [(90, 30, 30), (30, 90, 30)])
+async def test_how_long_a_chunk_waited(
+    post: Post, opened: int, scheduled_for: int, waited: int
+) -> None:
+    """At a chunk's first claim it is told since when it was open and due; at later ones nothing."""
+    await one_chunk(post)
+    await post.owner.execute(
+        "UPDATE chunks SET opened_at = now() - %s * interval '1 second'", (opened,)
+    )
+    await post.owner.execute(
+        "UPDATE campaigns SET scheduled_for = now() - %s * interval '1 second'", (scheduled_for,)
+    )
+    claim = await post.claim()
+    assert claim.waited is not None
+    assert waited <= claim.waited.total_seconds() < waited + 30
+    await post.claims().release(claim)
+    assert (await post.claim()).waited is None
+
+
 async def test_where_an_instance_may_have_messages(post: Post) -> None:
     """Every instance that ever held a chunk stands with it in `claims`, once."""
     await one_chunk(post)

@@ -10,11 +10,11 @@ from uuid import uuid4
 
 import msgspec
 import pytest
-from prometheus_client import REGISTRY
 
 from contract.database import Pool
 from contract.envelope import fence_sender
 from contract.events import DELIVERY_LOG, PostfixLine, encode
+from contract.metrics import REGISTRIES, Process
 from processor.consuming import Record
 from processor.fences import (
     Judgement,
@@ -270,9 +270,14 @@ async def test_a_line_of_another_instance(host: Host) -> None:
     """Only the line in its own instance's log counts; a token that nobody knows changes nothing, and is counted."""
     (never,) = await host.write_ahead(1)
     token = await host.fence()
-    before = REGISTRY.get_sample_value("fairpost_fence_lines_unmatched_total") or 0
+    before = (
+        REGISTRIES[Process.TRACKER].get_sample_value("fairpost_fence_lines_unmatched_total") or 0
+    )
     await host.track(fence_line(token, OTHER), fence_line("unknown"))
-    assert REGISTRY.get_sample_value("fairpost_fence_lines_unmatched_total") == before + 2
+    assert (
+        REGISTRIES[Process.TRACKER].get_sample_value("fairpost_fence_lines_unmatched_total")
+        == before + 2
+    )
     assert await host.judge() == []
     assert await states(host.post, never) == ["handed"]
     await host.track(fence_line(token))
@@ -662,7 +667,7 @@ async def test_a_judgement_is_logged_and_counted(
             ("fairpost_fenced_messages_total", {"result": "given_back"}),
             ("fairpost_fenced_messages_total", {"result": "uncertain"}),
         ]
-        return [REGISTRY.get_sample_value(*name) or 0 for name in names]
+        return [REGISTRIES[Process.TRACKER].get_sample_value(*name) or 0 for name in names]
 
     before = counted()
     await host.write_ahead(1)
@@ -686,8 +691,8 @@ async def test_fences_that_wait_are_seen(host: Host) -> None:
         async with host.post.worker.connection() as connection:
             await observe_fences(connection)
         return (
-            REGISTRY.get_sample_value("fairpost_fences_unjudged"),
-            REGISTRY.get_sample_value("fairpost_fence_age_seconds"),
+            REGISTRIES[Process.TRACKER].get_sample_value("fairpost_fences_unjudged"),
+            REGISTRIES[Process.TRACKER].get_sample_value("fairpost_fence_age_seconds"),
         )
 
     token = await host.fence()

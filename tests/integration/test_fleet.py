@@ -8,15 +8,15 @@ from datetime import UTC, datetime
 import msgspec
 import psycopg
 from confluent_kafka import Consumer, TopicPartition
-from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
 from contract.database import Connection, Pool, conninfo
 from contract.events import CAMPAIGNS, DUE_EMAILS, SEND_EMAILS, decode_send_email
+from contract.metrics import REGISTRIES, Process
 from processor.consuming import Done, Status
 from processor.emitting import Emission, Emitter
 from processor.fleet import Sending, show_sending, switch_sending
-from processor.housekeeping import observe
+from processor.observation import observe
 from processor.publishing import Publisher
 from processor.reservation import Reservation
 from processor.settings import ProcessorSettings
@@ -128,7 +128,7 @@ async def test_the_metric(worker: Pool) -> None:
         await switch(worker, sending=sending)
         async with worker.connection() as connection:
             await observe(connection)
-        assert REGISTRY.get_sample_value("fairpost_sending") == sending
+        assert REGISTRIES[Process.TRACKER].get_sample_value("fairpost_sending") == sending
 
 
 async def test_switched_off_within_a_batch(

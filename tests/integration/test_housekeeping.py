@@ -6,11 +6,11 @@ from collections.abc import Callable
 from datetime import UTC
 
 import pytest
-from prometheus_client import REGISTRY
 
 from contract.database import Pool
 from contract.events import SEND_EMAILS
-from processor.housekeeping import check_balance, drop_early_lines, end_campaigns, observe, sweep
+from contract.metrics import REGISTRIES, Process
+from processor.housekeeping import check_balance, drop_early_lines, end_campaigns, sweep
 from processor.tracking import Tracking
 from tests.integration.conftest import (
     Post,
@@ -97,7 +97,7 @@ async def test_books_that_balance(post: Post) -> None:
     await post.hand(3)
     async with post.worker.connection() as connection:
         assert await check_balance(connection) == []
-    assert REGISTRY.get_sample_value("fairpost_imbalance") == 0
+    assert REGISTRIES[Process.TRACKER].get_sample_value("fairpost_imbalance") == 0
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ async def test_books_that_do_not_balance(
         async with post.worker.connection() as connection:
             assert await check_balance(connection) == ["c"]
     assert "campaign c: " in caplog.text
-    assert REGISTRY.get_sample_value("fairpost_imbalance") == 1
+    assert REGISTRIES[Process.TRACKER].get_sample_value("fairpost_imbalance") == 1
     await post.owner.execute(repair.encode())
 
 
@@ -132,29 +132,6 @@ async def test_dispatches_of_no_campaign_are_no_imbalance(post: Post) -> None:
     async with post.worker.connection() as connection:
         assert await check_balance(connection) == []
     assert await fetch(post.owner, "SELECT * FROM campaigns") == []
-
-
-async def test_observes_what_waits(post: Post) -> None:
-    """The metrics say how much is reserved and unplanned, for how long, and how many messages are in each state."""
-    await post.apply(scheduled())
-    await post.plan([due(n) for n in range(5)])
-    await post.hand(2)
-    await post.reserve([due(9), due(10)])
-    await post.owner.execute("UPDATE pending SET reserved_at = reserved_at - interval '5 minutes'")
-    await post.owner.execute(
-        "INSERT INTO outbox (dispatch_id, at, status, created_at) VALUES (1, now(), 'sent', now() - interval '1 hour')"
-    )
-    async with post.worker.connection() as connection:
-        await observe(connection)
-    value = REGISTRY.get_sample_value
-    assert value("fairpost_unplanned") == 2
-    assert 300 <= (value("fairpost_unplanned_age_seconds") or 0) < 400
-    assert 3600 <= (value("fairpost_outbox_age_seconds") or 0) < 3700
-    counted = {
-        state: value("fairpost_messages", {"state": state})
-        for state in ("planned", "handed", "sent")
-    }
-    assert counted == {"planned": 3, "handed": 2, "sent": 0}
 
 
 async def test_a_transition_that_is_not_allowed_is_noticed(post: Post) -> None:

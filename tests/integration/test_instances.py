@@ -8,11 +8,10 @@ from datetime import UTC
 import msgspec
 import psycopg
 import pytest
-from prometheus_client import REGISTRY
 
 from contract.database import Connection, conninfo
+from contract.metrics import REGISTRIES, Process
 from processor.cli.session import actor
-from processor.housekeeping import observe
 from processor.instances import (
     BLOCK,
     Instance,
@@ -24,6 +23,7 @@ from processor.instances import (
     resume_instance,
     retire_instance,
 )
+from processor.observation import observe
 from processor.tracking import Tracking
 from tests.conftest import Database
 from tests.integration.conftest import (
@@ -124,7 +124,9 @@ async def test_how_instances_stand(post: Post) -> None:
         assert set((await count_instances(connection)).values()) == {1}
         await observe(connection)
     for name in found:
-        assert REGISTRY.get_sample_value("fairpost_instances", {"state": name}) == 1
+        assert (
+            REGISTRIES[Process.TRACKER].get_sample_value("fairpost_instances", {"state": name}) == 1
+        )
 
 
 async def test_what_they_have_under_way(post: Post) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from datetime import timedelta
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from contract.database import conninfo
 from contract.events import DELIVERY_LOG, AgentReport, Template, decode_delivery_log
+from contract.metrics import REGISTRIES, Process
 from contract.operators import Operator
 from processor.operators import apply_operators
 from processor.settings import ProcessorSettings
@@ -36,6 +38,12 @@ from tests.integration.conftest import (
     pool_of,
     scheduled,
 )
+
+
+def told(name: str, operator: str) -> float | None:
+    """An agent's metric; None where it has none for the operator."""
+    return REGISTRIES[Process.AGENT].get_sample_value(name, {"operator": operator})
+
 
 # ------------------------------------------------------------------ handing over
 
@@ -241,11 +249,52 @@ async def test_an_operator_that_is_no_more_is_not_served(
 
     async with house.running():
         await house.handed(1)
+        assert told("fairpost_pace_limit_per_minute", "one") == 60
         await house.execute("DELETE FROM operators WHERE operator = 'one'")
         await house.until(given_back)
         assert (await house.states())["planned"] > 0
+
+        async def vanished() -> bool:
+            return told("fairpost_pace_limit_per_minute", "one") is None
+
+        await house.until(vanished)
+        assert told("fairpost_pace_used_per_minute", "one") is None
+        assert told("fairpost_lanes_working", "one") is None
         await house.limit()
         await house.handed(5)
+
+
+async def test_the_metrics_of_a_lane(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They say what it handed over, how long its chunk had waited, its pace, and what was given to Postfix for the fourth time."""
+    monkeypatch.setattr("smtp_agent.agent._REFRESH_SECONDS", 0.1)
+    names = (
+        "fairpost_claims_total",
+        "fairpost_claim_wait_seconds_count",
+        "fairpost_handed_over_again_total",
+        "fairpost_handover_seconds_count",
+    )
+    before = [told(name, "one") or 0 for name in names]
+    await house.limit(one=600)
+    dispatch_ids = await house.plan(7, "one.test")
+    await house.post.owner.execute(
+        "UPDATE messages SET handovers = CASE WHEN dispatch_id < %s THEN 3 ELSE 2 END",
+        (dispatch_ids[2],),
+    )
+
+    async def all_counted() -> bool:
+        return told("fairpost_pace_used_per_minute", "one") == 7
+
+    async with house.running():
+        await house.handed(7)
+        await house.until(all_counted)
+        assert told("fairpost_pace_limit_per_minute", "one") == 600
+        assert told("fairpost_pace_limit_per_minute", "two") == inf
+        assert REGISTRIES[Process.AGENT].get_sample_value("fairpost_postfix_up") == 1
+    claims, waits, again, batches = (
+        (told(name, "one") or 0) - value for name, value in zip(names, before, strict=True)
+    )
+    assert (claims, waits, again) == (1, 1, 2)
+    assert 1 <= batches <= 7
 
 
 async def test_a_paused_campaign_holds_no_slow_lane(house: House) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import psycopg
 
+from contract.events import SEND_EMAILS
 from contract.operators import Operator, load_operators
 from processor.cli.session import actor
 from processor.operators import (
@@ -17,7 +18,16 @@ from processor.operators import (
     resume_operator,
 )
 from tests.conftest import Database
-from tests.integration.conftest import INSTANCE, Fairpost, Post, due, fetch, fetch_one, scheduled
+from tests.integration.conftest import (
+    INSTANCE,
+    Fairpost,
+    Post,
+    due,
+    fetch,
+    fetch_one,
+    records,
+    scheduled,
+)
 
 Refusals = Callable[[], list[str]]
 
@@ -130,6 +140,20 @@ async def test_what_is_planned_follows_its_domain(post: Post) -> None:
             assert operator == "b"
     assert sum(state == "handed" for state in states.values()) == len(handed.recipients) == 3
     assert await replan(post) == 0
+
+
+async def test_when_a_message_was_reserved_stays_with_it(post: Post) -> None:
+    """Planning keeps it, and so does a move to another operator: the time from due to sent goes by it."""
+    await apply(post, Operator("a", ("a.test",)), Operator("other"))
+    await post.apply(scheduled())
+    events = await post.reserve([due(n, domain="a.test") for n in range(5)])
+    reserved = "SELECT dispatch_id, reserved_at FROM {} ORDER BY dispatch_id"
+    pending = await fetch(post.owner, reserved.format("pending"))
+    await post.planning(records(events, SEND_EMAILS))
+    assert await fetch(post.owner, reserved.format("messages")) == pending
+    await apply(post, Operator("other"))
+    assert await replan(post) == 5
+    assert await fetch(post.owner, reserved.format("messages")) == pending
 
 
 async def test_an_operator_that_is_removed_leaves_nothing_behind(post: Post) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from fluent.sender import FluentSender
-from prometheus_client import REGISTRY
 
 from contract.events import DELIVERY_LOG, AgentReport, decode_delivery_log
+from contract.metrics import REGISTRIES, Process
 from processor.settings import ProcessorSettings
 from smtp_agent.reporting import Reporter
 from testbed import Testbed
@@ -76,7 +76,7 @@ def counted() -> Callable[[], tuple[float, float]]:
 
     def now() -> list[float]:
         values = [
-            REGISTRY.get_sample_value("fairpost_reports_total", {"result": result})
+            REGISTRIES[Process.AGENT].get_sample_value("fairpost_reports_total", {"result": result})
             for result in ("sent", "dropped")
         ]
         return [value or 0.0 for value in values]
@@ -88,6 +88,11 @@ def counted() -> Callable[[], tuple[float, float]]:
         return sent - before[0], dropped - before[1]
 
     return since
+
+
+def up() -> float | None:
+    """Whether the metric says that Fluentd takes reports."""
+    return REGISTRIES[Process.AGENT].get_sample_value("fairpost_fluentd_up")
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -148,8 +153,10 @@ def test_reports_wait_while_fluentd_is_away(
             for number in range(50):
                 report(reporter, outage * 100 + number)
             wait_until(away(outage), timeout=PATIENCE, what=f"the warning of outage {outage}")
+            assert up() == 0
             fluentd.start()
             wait_for(topics, outage * 50)
+            wait_until(lambda: up() == 1, timeout=PATIENCE, what="the metric")
             fluentd.stop()
     expected = [outage * 100 + number for outage in (1, 2) for number in range(50)]
     assert [report.chunk_id for report in arrived(topics)] == expected

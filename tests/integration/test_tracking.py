@@ -12,6 +12,7 @@ import pytest
 from contract.database import Connection, Pool
 from contract.envelope import sender_of
 from contract.events import DELIVERY_LOG, AgentReport, PostfixLine
+from contract.metrics import REGISTRIES, Process
 from contract.states import FINAL, MessageState
 from processor.consuming import Record
 from processor.housekeeping import drop_old_retries
@@ -192,6 +193,49 @@ async def test_the_way_of_a_message(
     await track(tracking, *log)
     await track(tracking, *reversed(log))
     assert await snapshot(post) == before
+
+
+def counted(name: str, **labels: str) -> float:
+    """What a metric of the tracker is at; 0 where it was never told."""
+    return REGISTRIES[Process.TRACKER].get_sample_value(name, labels) or 0
+
+
+async def test_outcomes_are_counted_by_operator(post: Post, tracking: Tracking) -> None:
+    """Each line that changes a message counts once, by its operator, state and the reply's class; read again, none does."""
+
+    def outcomes() -> list[float]:
+        return [
+            counted("fairpost_outcomes_total", **{"operator": "other", "state": s, "class": c})
+            for s, c in (("queued", ""), ("sent", ""), ("bounced", "hard"), ("deferred", "soft"))
+        ]
+
+    before = outcomes()
+    ids = await handed(post, 3)
+    log = (*map(queued, ids), sent(ids[0]), bounced(ids[1]), deferred(ids[2], 9))
+    await track(tracking, *log)
+    await track(tracking, *log)
+    assert [a - b for a, b in zip(outcomes(), before, strict=True)] == [3, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("reserved", "scheduled_for", "seconds"), [(-100, -40, 49), (-30, -40, 39), (20, -40, 0)]
+)
+async def test_the_time_from_due_to_sent(
+    post: Post, tracking: Tracking, reserved: int, scheduled_for: int, seconds: float
+) -> None:
+    """It begins when the message was reserved or its campaign due, whichever was later; a late clock makes it no less than 0."""
+    name = "fairpost_due_to_sent_seconds"
+    (dispatch_id,) = await handed(post)
+    await post.owner.execute(
+        "UPDATE messages SET reserved_at = %s", (START + timedelta(seconds=reserved),)
+    )
+    await post.owner.execute(
+        "UPDATE campaigns SET scheduled_for = %s", (START + timedelta(seconds=scheduled_for),)
+    )
+    before = counted(f"{name}_sum", operator="other"), counted(f"{name}_count", operator="other")
+    await track(tracking, queued(dispatch_id), sent(dispatch_id))
+    assert counted(f"{name}_count", operator="other") == before[1] + 1
+    assert counted(f"{name}_sum", operator="other") == pytest.approx(before[0] + seconds)
 
 
 async def test_a_refusal_has_its_class(post: Post, tracking: Tracking) -> None:

@@ -12,8 +12,9 @@ import pytest
 from contract.database import Connection
 from contract.states import MessageState
 from processor.cli.session import actor
-from processor.housekeeping import observe, sweep_all
+from processor.housekeeping import sweep_all
 from processor.instances import retire_instance
+from processor.observation import observe
 from processor.operators import replan_moved
 from processor.resending import BLOCK
 from processor.retention import forget

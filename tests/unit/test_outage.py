@@ -1,14 +1,18 @@
 """Outages: waited out for as long as they last, told twice, and never mistaken for a fault."""
 
+import asyncio
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 
 import pytest
 import stamina
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract.outage import RETRIES, first_line, outlast
+from contract.metrics import REGISTRIES, Process
+from contract.outage import first_line, outlast
 
 
 class AwayError(Exception):
@@ -48,8 +52,18 @@ class Service:
 
 def retries(operation: str) -> float:
     """What the metric counts."""
-    sample = RETRIES.labels(operation)
-    return float(sample._value.get())  # noqa: SLF001  the client has no public reader of one value
+    return read("fairpost_retries_total", operation)
+
+
+def waiting(operation: str) -> float:
+    """How many calls the metric says wait now."""
+    return read("fairpost_calls_waiting", operation)
+
+
+def read(name: str, operation: str) -> float:
+    """A metric's value; 0 where it was never told."""
+    values = REGISTRIES[Process.WORKER].get_sample_value(name, {"operation": operation})
+    return values or 0.0
 
 
 async def test_an_answer_at_once_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -94,6 +108,24 @@ async def test_a_fault_after_an_outage_is_raised() -> None:
     with pytest.raises(FaultError):
         await outlast("mixed", service, is_away)
     assert service.calls == 3
+
+
+async def test_an_outage_shows_while_it_lasts() -> None:
+    """The metric counts each call that waits, from its first failure until it works, fails for good or is cancelled."""
+    seen: list[float] = []
+
+    async def look(end: BaseException | None) -> None:
+        seen.append(waiting("shown"))
+        if len(seen) % 3:
+            raise AwayError("away")
+        if end is not None:
+            raise end
+
+    for end in (None, FaultError("wrong"), asyncio.CancelledError()):
+        with suppress(FaultError, asyncio.CancelledError):
+            await outlast("shown", partial(look, end), is_away)
+        assert waiting("shown") == 0
+    assert seen == [0, 1, 1] * 3
 
 
 @pytest.mark.parametrize(

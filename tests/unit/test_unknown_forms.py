@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import REGISTRY
 
+from contract.metrics import REGISTRIES, Process
 from processor.postfix_log import Other, parse
 from processor.unknown_forms import EVERY, MAX_SAMPLE, UnknownForms, skeleton
 
@@ -36,7 +36,10 @@ def see(
 def counted(program: str, form: str) -> float:
     """How many lines of kind `other` were counted."""
     name = "fairpost_other_log_lines_total"
-    return REGISTRY.get_sample_value(name, {"program": program, "form": form}) or 0.0
+    return (
+        REGISTRIES[Process.TRACKER].get_sample_value(name, {"program": program, "form": form})
+        or 0.0
+    )
 
 
 def test_a_sample() -> None:

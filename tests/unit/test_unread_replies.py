@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import REGISTRY
 
+from contract.metrics import REGISTRIES, Process
 from processor.replies import Verdict
 from processor.unread_replies import MAX_TOLD, UnreadReplies, anonymous
 
@@ -18,7 +18,7 @@ UNREAD = Verdict("unknown", "unknown", None, None)
 
 def counted(name: str, **labels: str) -> float:
     """What a counter is at."""
-    return REGISTRY.get_sample_value(name, labels) or 0
+    return REGISTRIES[Process.TRACKER].get_sample_value(name, labels) or 0
 
 
 def test_replies_are_counted() -> None:
