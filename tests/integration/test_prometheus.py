@@ -95,7 +95,7 @@ def test_metrics_that_are_named_exist() -> None:
     for file in files:
         # Not the names of recording rules, which have colons, nor of roles.
         named = re.findall(r"(?<![:\w])fairpost_[a-z_]+(?![:\w])", file.read_text())
-        roles = {"fairpost_processor", "fairpost_agent", "fairpost_reader"}
+        roles = {f"fairpost_{name}" for name in ("processor", "agent", "reader", "owner", "worker")}
         assert set(named) - known - roles == set(), file
 
 

@@ -73,11 +73,15 @@ COLUMNS = {
 FUNCTIONS = {
     "worker": {
         *(
+            "count_by_campaign",
+            "count_by_operator",
+            "count_campaigns",
             "drop_uncertain",
             "end_campaigns",
             "forget",
             "give_back",
             "judge_fence",
+            "most_active",
             "lose_evidence",
             "mailbox_forms",
         ),
