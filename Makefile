@@ -60,6 +60,13 @@ lock: setup ## Exact versions anew, from the ranges in pyproject.toml
 	@$(BIN)/pip-compile --quiet --upgrade --all-extras --generate-hashes --allow-unsafe --strip-extras \
 	  --no-emit-index-url --no-emit-find-links --output-file requirements.lock pyproject.toml
 
+.PHONY: audit
+audit: ## Known vulnerabilities of what is locked, by pip-audit where it is on PATH and its data can be reached
+	@command -v pip-audit >/dev/null || { echo "audit: pip-audit is not on PATH: pipx install pip-audit" >&2; exit 2; }
+	@python3 -c 'import urllib.request as r; r.urlopen("https://pypi.org/pypi/pip/json", timeout=10)' 2>/dev/null \
+	  || { echo "audit: nothing was checked: pypi.org, where pip-audit has its data from, is not reached from here" >&2; exit 1; }
+	@pip-audit --require-hashes --disable-pip --progress-spinner off --requirement requirements.lock
+
 .PHONY: clean
 clean: ## Everything that was made here; caches outside the work tree stay
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage dist

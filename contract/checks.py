@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import click
 from msgspec import Struct
 
-from contract import console
+from contract import console, printable
 
 
 class Check(Struct, frozen=True):
@@ -32,7 +32,7 @@ def show_checks(checks: Sequence[Check], *, as_json: bool, one_line: bool = Fals
     for check in checks:
         mark = click.style("ok  ", fg="green") if check.ok else click.style("FAIL", fg="red")
         remedy = f": {check.remedy}" if check.remedy else ""
-        click.echo(f"{mark} {check.what}: {console.printable(check.found + remedy)}")
+        click.echo(f"{mark} {check.what}: {printable.one_line(check.found + remedy)}")
 
 
 def exit_code(checks: Sequence[Check]) -> int:

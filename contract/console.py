@@ -4,26 +4,31 @@ Exit codes: 0 done, 1 failed, 2 wrong usage or configuration. Listings and nothi
 """
 
 import errno
+import io
 import logging
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Final, NoReturn
+from types import TracebackType
+from typing import IO, Any, BinaryIO, Final, NoReturn, cast
 
 import click
-import msgspec
 from msgspec import Struct
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 
+from contract import printable
 from contract.outage import first_line
 from contract.settings import SettingsError
 
+LONGEST_LINE: Final = 1024 * 1024
+"""Bytes of a line of a file of rows."""
 FAILED: Final = 1
 WRONG: Final = 2
 _INTERRUPTED: Final = 130
@@ -42,6 +47,7 @@ def run(command: click.Command, failures: tuple[type[Exception], ...]) -> NoRetu
         command: the command line.
         failures: what may happen besides `CommandError`, told by its first line.
     """
+    sys.excepthook = _tell_crash
     try:
         code = command.main(standalone_mode=False)
     except click.ClickException as error:
@@ -61,8 +67,34 @@ def run(command: click.Command, failures: tuple[type[Exception], ...]) -> NoRetu
 
 
 def complain(text: str) -> None:
-    """One line for a person, on standard error."""
-    click.echo(text, err=True)
+    """One line for a person, on standard error, whatever data is in it."""
+    click.echo(printable.one_line(text), err=True)
+
+
+def tell(text: str) -> None:
+    """One line for a person, on standard output, whatever data is in it."""
+    click.echo(printable.one_line(text))
+
+
+def octets_out() -> BinaryIO:
+    """Standard output for records of others: octet by octet, or, on a terminal, what it can show of them."""
+    return cast("BinaryIO", _Shown()) if sys.stdout.isatty() else sys.stdout.buffer
+
+
+class _Shown(io.RawIOBase):
+    def writable(self) -> bool:
+        return True
+
+    def write(self, octets: Any) -> int:
+        sys.stdout.write(printable.lines(bytes(octets).decode(errors="backslashreplace")))
+        return len(octets)
+
+
+def _tell_crash(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    story = "".join(traceback.format_exception(kind, error, trace))
+    click.echo(printable.lines(story), err=True, nl=False)
 
 
 def show(
@@ -103,18 +135,7 @@ class _Terminal(Console):
 
 def show_json(value: object, *, one_line: bool = False) -> None:
     """JSON on standard output, indented for people, or in one line."""
-    text = msgspec.json.encode(value)
-    click.echo((text if one_line else msgspec.json.format(text, indent=1)).decode())
-
-
-def printable(text: str) -> str:
-    """What others wrote, as one line that the terminal shows and does not obey."""
-    return text if text.isprintable() else repr(text)[1:-1]
-
-
-def printable_lines(text: str) -> str:
-    """The same for a text of several lines, which may hold tabs."""
-    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+    click.echo(printable.json_text(value, indent=None if one_line else 1))
 
 
 def cell(value: object) -> str:
@@ -125,7 +146,7 @@ def cell(value: object) -> str:
         case datetime():
             return value.strftime("%Y-%m-%dT%H:%M:%SZ")
         case _:
-            return printable(str(value))
+            return printable.one_line(str(value))
 
 
 @contextmanager
@@ -152,14 +173,20 @@ def progress_bar(what: str) -> Iterator[Callable[[int, int | None], None]]:
 
 @contextmanager
 def counted_lines(file: IO[bytes]) -> Iterator[Iterator[bytes]]:
-    """The lines of a file, with a bar that follows them on a terminal."""
+    """The lines of a file, with a bar that follows them on a terminal.
+
+    They raise CommandError at one that is over `LONGEST_LINE`, so that no file fills the memory.
+    """
     path = Path(file.name)
     total = path.stat().st_size if path.is_file() else None
     with progress_bar("bytes") as seen:
 
         def lines() -> Iterator[bytes]:
-            read = 0
-            for line in file:
+            read = number = 0
+            while line := file.readline(LONGEST_LINE + 1):
+                number += 1
+                if len(line) > LONGEST_LINE:
+                    raise CommandError(f"{file.name}:{number}: a line of over {LONGEST_LINE} bytes")
                 read += len(line)
                 seen(read, total)
                 yield line
@@ -178,8 +205,8 @@ def while_read() -> Iterator[None]:
 
 
 def log_to_stderr(level: str) -> None:
-    """Logs of a process: one line an event, times in UTC."""
-    formatter = logging.Formatter(
+    """Logs of a process: one line an event, times in UTC; the lines of a traceback after it are indented."""
+    formatter = _LineFormatter(
         "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S"
     )
     formatter.converter = time.gmtime
@@ -189,6 +216,23 @@ def log_to_stderr(level: str) -> None:
     logging.basicConfig(level=level, handlers=[handler], force=True)
     for library in _TALKATIVE:
         logging.getLogger(library).setLevel(max(logging.WARNING, logging.getLogger().level))
+
+
+class _LineFormatter(logging.Formatter):
+    """No data in a message begins a line: only an event does."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  its base names it
+        return printable.one_line(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        return _indented(super().formatException(ei))
+
+    def formatStack(self, stack_info: str) -> str:  # noqa: N802
+        return _indented(super().formatStack(stack_info))
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in printable.lines(text).split("\n"))
 
 
 class _OnceAWhile(logging.Filter):

@@ -20,6 +20,7 @@ from contract.fields import (
     check_variables,
     holds_nul,
 )
+from contract.printable import one_line
 from contract.states import CampaignEventType
 
 CAMPAIGNS: Final = "campaigns"
@@ -31,6 +32,8 @@ DEAD_LETTERS: Final = "dead-letters"
 
 MAX_CAMPAIGN: Final = 512 * 1024
 """Bytes of a whole campaign event."""
+MAX_RECORD: Final = 1024 * 1024
+"""Bytes of any other record: as many as a batch has, compressed, by the broker's default."""
 
 Timestamp = Annotated[datetime, Meta(tz=True)]
 """RFC 3339 with its offset: a time without one is refused."""
@@ -295,9 +298,7 @@ def decode_campaign_event(value: bytes) -> CampaignEvent:
     Raises:
         EventError: it is not one.
     """
-    if len(value) > MAX_CAMPAIGN:
-        raise EventError(f"{CAMPAIGNS}: {len(value)} bytes, at most {MAX_CAMPAIGN}")
-    return _decode(CAMPAIGNS, _CAMPAIGN_DECODER, value)
+    return _decode(CAMPAIGNS, _CAMPAIGN_DECODER, value, MAX_CAMPAIGN)
 
 
 def decode_due_email(value: bytes) -> DueEmail:
@@ -363,25 +364,31 @@ _NUL_ESCAPE: Final = b"\\u0000"
 _E = TypeVar("_E")
 
 
-def _decode(topic: str, decoder: "msgspec.json.Decoder[_E]", value: bytes) -> _E:
-    event = _parse(topic, decoder, value)
+def _decode(
+    topic: str, decoder: "msgspec.json.Decoder[_E]", value: bytes, most: int = MAX_RECORD
+) -> _E:
+    event = _parse(topic, decoder, value, most)
     if _NUL_ESCAPE in value and holds_nul(msgspec.to_builtins(event)):
         raise EventError(f"{topic}: holds a NUL character")
     return event
 
 
-def _parse(topic: str, decoder: "msgspec.json.Decoder[_E]", value: bytes) -> _E:
+def _parse(
+    topic: str, decoder: "msgspec.json.Decoder[_E]", value: bytes, most: int = MAX_RECORD
+) -> _E:
+    # Compressed by its producer, a record may be a thousand times as large as what Kafka took.
+    if len(value) > most:
+        raise EventError(f"{topic}: {len(value)} bytes, at most {most}")
     try:
         return decoder.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise EventError(f"{topic}: {_one_line(str(error))}") from error
+        raise EventError(f"{topic}: {_reason(error)}") from error
 
 
 _MAX_REASON: Final = 500
 
 
-def _one_line(reason: str) -> str:
-    """The reason without line ends and of bounded length, as it may quote the record."""
-    if len(reason) > _MAX_REASON:
-        reason = reason[:_MAX_REASON] + "…"
-    return reason if reason.isprintable() else repr(reason)[1:-1]
+def _reason(error: Exception) -> str:
+    """Why, in one line of bounded length, as it may quote the record."""
+    reason = str(error)
+    return one_line(reason if len(reason) <= _MAX_REASON else reason[:_MAX_REASON] + "…")

@@ -5,7 +5,7 @@ names. Everything else about an operator follows from it.
 """
 
 import re
-import tomllib
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -14,6 +14,7 @@ import idna
 import msgspec
 from msgspec import Meta, Struct
 
+from contract.given_files import FileError, read_toml
 from contract.transport_settings import TransportError, check_transport
 
 OTHER: Final = "other"
@@ -41,7 +42,7 @@ class Operator(Struct, frozen=True, forbid_unknown_fields=True):
         transport: Postfix parameters of its transport, such as `destination_concurrency_limit`.
     """
 
-    name: Annotated[str, Meta(pattern="^[a-z][a-z0-9_]{0,62}$")]
+    name: Annotated[str, Meta(pattern=r"\A[a-z][a-z0-9_]{0,62}\Z")]
     domains: tuple[str, ...] = ()
     per_minute: Annotated[int, Meta(ge=1, le=60_000)] | None = None
     tie_break: TieBreak = "schedule"
@@ -100,11 +101,10 @@ def load_operators(path: Path) -> tuple[Operator, ...]:
         OperatorsError: the file cannot be read, is not TOML, or breaks a rule.
     """
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-        operators = msgspec.convert(document, _File).operators
-    except OSError as error:
+        operators = msgspec.convert(read_toml(path), _File).operators
+    except FileNotFoundError as error:
         raise OperatorsError(f"{path}: {error.strerror}") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+    except (FileError, msgspec.ValidationError) as error:
         raise OperatorsError(f"{path}: {error}") from error
     operators = tuple(
         msgspec.structs.replace(
@@ -112,35 +112,44 @@ def load_operators(path: Path) -> tuple[Operator, ...]:
         )
         for operator in operators
     )
-    _check(path, operators)
+    try:
+        check_operators(operators)
+    except OperatorsError as error:
+        raise OperatorsError(f"{path}: {error}") from None
     if all(operator.name != OTHER for operator in operators):
         operators += (Operator(OTHER),)
     return operators
 
 
-def _check(path: Path, operators: tuple[Operator, ...]) -> None:
+def check_operators(operators: Iterable[Operator]) -> None:
+    """Refuses what would not be one operator a name and a domain, or what Postfix's files would take for more than that.
+
+    Raises:
+        OperatorsError: the first fault found; operator, what is wrong.
+    """
     names: set[str] = set()
     owners: dict[str, str] = {}
     for operator in operators:
+        try:
+            msgspec.convert(msgspec.to_builtins(operator), Operator)
+        except msgspec.ValidationError as error:
+            raise OperatorsError(f"operator {operator.name!r}: {error}") from None
         if operator.name in names:
-            raise OperatorsError(f"{path}: operator {operator.name!r} stands there twice")
+            raise OperatorsError(f"operator {operator.name!r} stands there twice")
         names.add(operator.name)
         try:
             check_transport(operator.name, operator.transport)
         except TransportError as error:
-            raise OperatorsError(f"{path}: {error}") from None
+            raise OperatorsError(str(error)) from None
         if operator.name == OTHER and operator.domains:
-            raise OperatorsError(f"{path}: operator {OTHER!r} takes the rest: it names no domains")
+            raise OperatorsError(f"operator {OTHER!r} takes the rest: it names no domains")
         if operator.name != OTHER and not operator.domains:
-            raise OperatorsError(f"{path}: operator {operator.name!r} names no domains")
+            raise OperatorsError(f"operator {operator.name!r} names no domains")
         for domain in operator.domains:
             if not _DOMAIN.fullmatch(domain):
-                raise OperatorsError(
-                    f"{path}: operator {operator.name!r}: {domain!r} is no mail domain"
-                )
+                raise OperatorsError(f"operator {operator.name!r}: {domain!r} is no mail domain")
             if domain in owners:
                 raise OperatorsError(
-                    f"{path}: domain {domain!r} belongs to both {owners[domain]!r} and"
-                    f" {operator.name!r}"
+                    f"domain {domain!r} belongs to both {owners[domain]!r} and {operator.name!r}"
                 )
             owners[domain] = operator.name

@@ -4,7 +4,6 @@ A secret may stand in a file of its own, which a setting of its name and `_file`
 secret of a container.
 """
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final, TypeVar
@@ -17,6 +16,8 @@ from pydantic_settings import (
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
+
+from contract.given_files import FileError, read_toml
 
 DEFAULT_FILE: Final = Path("/etc/fairpost/fairpost.toml")
 
@@ -103,14 +104,12 @@ def load_settings(kind: type[S], file: Path | None) -> S:
 
 def _read_table(file: Path, table: str, *, must_exist: bool) -> dict[str, Any]:
     try:
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
+        document = read_toml(file)
     except FileNotFoundError:
         if must_exist:
             raise SettingsError(f"{file}: no such file") from None
         return {}
-    except OSError as error:
-        raise SettingsError(f"{file}: {error.strerror}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except FileError as error:
         raise SettingsError(f"{file}: {error}") from None
     values = document.get(table, {})
     if not isinstance(values, dict):

@@ -11,7 +11,7 @@ nobody wants to read "Dear None". `{{ name or "customer" }}` says what to print 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import wraps
-from types import TracebackType
+from types import CodeType, TracebackType
 from typing import Any, Final, cast
 from urllib.parse import quote
 
@@ -27,6 +27,10 @@ from contract.events import CampaignScheduled
 
 MAXIMUM_TEXT: Final = 1_000_000
 """Characters of any text that a template makes, its output included."""
+
+MAXIMUM_PROGRAM: Final = 2_000_000
+"""Characters of the Python that a template becomes, some five times those of the largest HTML with a few hundred variables:
+Python's compiler takes a second for so many, in which nothing else of the process runs."""
 
 MAXIMUM_STEPS: Final = 100_000
 """Rounds of loops and calls that one rendering may take."""
@@ -164,6 +168,11 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         self.filters["format"] = _format
         self.filters[_COUNTED] = _counted
         self.filters[_BOUNDED] = _bounded
+
+    def _compile(self, source: str, filename: str) -> CodeType:
+        if len(source) > MAXIMUM_PROGRAM:
+            raise SecurityError("it makes too long a program")
+        return super()._compile(source, filename)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """Prefers the data: `order.items` is the order's items, not a method of Python's dict."""

@@ -1,13 +1,13 @@
 """Files of campaign events: TOML or JSON, with the fields of the event."""
 
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from contract.events import EventError
+from contract.given_files import FileError, read_json, read_toml
 from contract.outage import first_line
 
 E = TypeVar("E")
@@ -28,22 +28,13 @@ def read_campaign_file(file: Path, read: Callable[[bytes], E]) -> E:
         CampaignFileError: it cannot be read, or holds none.
     """
     try:
-        text = file.read_bytes()
-        fields: Any = (
-            msgspec.json.decode(text)
-            if file.suffix.lower() == ".json"
-            else tomllib.loads(text.decode())
-        )
+        fields = read_json(file) if file.suffix.lower() == ".json" else read_toml(file)
         if not isinstance(fields, dict):
             raise CampaignFileError(f"{file}: is no object with the fields of a campaign")
         return read(msgspec.json.encode({"type": "campaign.scheduled", **fields}))
-    except OSError as error:
+    except FileNotFoundError as error:
         raise CampaignFileError(f"{file}: {error.strerror}") from None
-    except (
-        msgspec.DecodeError,
-        tomllib.TOMLDecodeError,
-        UnicodeDecodeError,
-        RecursionError,
-        EventError,
-    ) as error:
+    except RecursionError:
+        raise CampaignFileError(f"{file}: is nested too deep") from None
+    except (FileError, EventError) as error:
         raise CampaignFileError(f"{file}: {first_line(error)}") from None

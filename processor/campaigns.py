@@ -3,6 +3,7 @@
 Events set the state and the content; what a person pauses is a hold, a flag of its own that only a person lifts.
 """
 
+import asyncio
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final
@@ -68,7 +69,9 @@ class Campaigns:
         applied = 0
         for record in records:
             try:
-                applied += await self._apply(record, read_campaign_event(record.value))
+                # Half a megabyte of templates compiles for seconds, in which the worker must not fall silent to Kafka.
+                event = await asyncio.to_thread(read_campaign_event, record.value)
+                applied += await self._apply(record, event)
             except EventError as error:
                 await self._bury(record, first_line(error))
             except psycopg.Error as error:

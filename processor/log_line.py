@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from contract.printable import one_line
 from processor import postfix_log
 from processor.log_header import split_header, stamp
 from processor.replies import reply_of
@@ -145,12 +146,7 @@ def in_words(line: LogLine) -> str:
     )
     time = line.time.isoformat().replace("+00:00", "Z") if line.time else "-"
     head = f"{time:20} {line.kind:19} {line.queue_id or '-':15}"
-    words = " ".join((head, *(part for part in said if part))).rstrip()
-    return words if words.isprintable() else "".join(map(_shown, words))
-
-
-def _shown(character: str) -> str:
-    return character if character.isprintable() else repr(character)[1:-1]
+    return one_line(" ".join((head, *(part for part in said if part))).rstrip())
 
 
 def _time(text: str, now: datetime, tz: tzinfo) -> datetime | None:

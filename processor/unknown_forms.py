@@ -10,6 +10,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Final
 
+from contract.printable import one_line
 from processor import metrics, postfix_log
 from processor.log_refusal import address_pattern
 
@@ -41,10 +42,6 @@ def skeleton(message: str) -> str:
     return f"{queue_id}: {' '.join(words)}"[:MAX_SAMPLE]
 
 
-def _printable(text: str) -> str:
-    return text if text.isprintable() else repr(text)[1:-1]
-
-
 class UnknownForms:
     """Counts lines of kind `other`, and shows some of those that could not be read."""
 
@@ -70,5 +67,5 @@ class UnknownForms:
         if not line.unknown or (shown is not None and abs(now - shown) < EVERY):
             return
         self._shown[program] = now
-        sample = _printable(skeleton(message))
-        self._show("a line of %s has a form that is not known: %s", _printable(tag), sample)
+        sample = one_line(skeleton(message))
+        self._show("a line of %s has a form that is not known: %s", one_line(tag), sample)

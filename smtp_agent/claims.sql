@@ -49,6 +49,9 @@ BEGIN
      ORDER BY number, chunk_id LIMIT 1);
 END $$;
 
+-- longest_lease: of a claim that is not renewed, whatever an agent asks for.
+CREATE OR REPLACE FUNCTION longest_lease() RETURNS interval LANGUAGE sql IMMUTABLE AS $$ SELECT interval '10 minutes' $$;
+
 -- claim_chunk: the next chunk for a lane, which is sealed with it; no row when there is none. At a chunk's first claim
 -- `waited` is the time since it was open and its campaign due.
 --
@@ -90,7 +93,8 @@ BEGIN
       RETURN QUERY
       WITH claimed AS (
         UPDATE chunks k
-           SET instance = p_instance, claim_token = gen_random_uuid(), claimed_at = v_now, lease_until = v_now + p_lease,
+           SET instance = p_instance, claim_token = gen_random_uuid(), claimed_at = v_now,
+               lease_until = v_now + least(p_lease, longest_lease()),
                sealed = true
           FROM chunks former JOIN campaigns c USING (campaign_id)
          WHERE k.chunk_id = v_chunk_id AND k.has_planned AND (k.instance IS NULL OR k.lease_until <= v_now)
@@ -118,7 +122,7 @@ END $$;
 CREATE OR REPLACE FUNCTION renew_lease(p_chunk_id bigint, p_token uuid, p_lease interval) RETURNS boolean
 LANGUAGE sql SECURITY DEFINER SET search_path = fairpost, pg_temp AS $$
   WITH renewed AS (
-    UPDATE chunks SET lease_until = clock_timestamp() + p_lease
+    UPDATE chunks SET lease_until = clock_timestamp() + least(p_lease, longest_lease())
      WHERE chunk_id = p_chunk_id AND claim_token = p_token RETURNING 1)
   SELECT EXISTS (SELECT FROM renewed)
 $$;
@@ -168,5 +172,5 @@ BEGIN
   RETURN format('instance %s belongs to machine %s, queue %s', p_instance, v_row.machine_id, v_row.queue_directory);
 END $$;
 
-REVOKE ALL ON FUNCTION check_login, next_chunk, claim_chunk, renew_lease, release_chunk, register_instance FROM PUBLIC;
+REVOKE ALL ON FUNCTION check_login, longest_lease, next_chunk, claim_chunk, renew_lease, release_chunk, register_instance FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION claim_chunk, renew_lease, release_chunk, register_instance TO fairpost_agent;

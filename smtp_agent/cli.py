@@ -16,6 +16,7 @@ from contract.console import CommandError, log_to_stderr
 from contract.help import end_with_exit_codes
 from contract.metrics import Process
 from contract.notify import Notifier
+from contract.operators import OperatorsError
 from contract.settings import load_settings
 from contract.transport_settings import TransportError
 from contract.watching import watch_option, watched
@@ -215,4 +216,7 @@ end_with_exit_codes(cli)
 
 def main() -> NoReturn:
     """The entry point of `fairpost-agent`."""
-    console.run(cli, (psycopg.Error, AgentError, ControlError, PostfixError, TransportError))
+    console.run(
+        cli,
+        (psycopg.Error, AgentError, ControlError, OperatorsError, PostfixError, TransportError),
+    )

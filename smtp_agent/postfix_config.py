@@ -10,7 +10,7 @@ import psycopg
 
 from contract import console
 from contract.database import conninfo
-from contract.operators import Operator
+from contract.operators import Operator, check_operators
 from contract.transport_settings import TransportError
 from smtp_agent.postfix import PostfixError, run_tool
 from smtp_agent.transports import (
@@ -38,13 +38,16 @@ def read_operators(dsn: str) -> list[Operator]:
 
     Raises:
         psycopg.Error: Postgres does not answer, or refuses.
+        OperatorsError: what it holds is none; root writes them into Postfix's files, so that nobody else's word is taken.
     """
     with psycopg.connect(conninfo(dsn, "fairpost postfix-config"), autocommit=True) as connection:
         rows = connection.execute(_OPERATORS).fetchall()
-    return [
+    operators = [
         Operator(name, tuple(domains), per_minute, transport=transport)
         for name, per_minute, transport, domains in rows
     ]
+    check_operators(operators)
+    return operators
 
 
 def compare(config_directory: Path, operators: Iterable[Operator]) -> list[Change]:

@@ -50,7 +50,7 @@ def export(context: click.Context, campaign_id: str, output: Path | None, *, as_
       fairpost campaigns export spring --json | jq 'select(.status == "bounced") | .email'
     """
     form = ExportFormat.JSON_LINES if as_json else ExportFormat.CSV
-    target = nullcontext(sys.stdout.buffer) if output is None else whole_file(output)
+    target = nullcontext(console.octets_out()) if output is None else whole_file(output)
     try:
         with target as file, console.progress_bar("messages") as seen:
             rows = with_database(

@@ -8,7 +8,7 @@ import click
 import msgspec
 from msgspec import Struct
 
-from contract import console
+from contract import console, printable
 from contract.events import ReplyClass
 from processor import postfix_log
 from processor.log_header import split_header
@@ -88,6 +88,6 @@ def _shown(verdict: Verdict | None, *, as_json: bool) -> str:
         else Judged(None, None, None, None)
     )
     if as_json:
-        return msgspec.json.encode(judged).decode()
+        return printable.json_text(judged)
     shown = [value or "-" for value in msgspec.structs.astuple(judged)]
     return "{:8} {:21} {:12} {}".format(*shown)

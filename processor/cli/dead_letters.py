@@ -133,17 +133,17 @@ def show(context: click.Context, position: str, *, as_json: bool) -> None:
         console.show([letter], as_json=True)
         return
     try:
-        value = value_of(letter)
+        record = value_of(letter)
     except ValueError:
         raise DeadLetterError(f"{position}: its value is said to be base64, and is not") from None
     console.complain(f"position  {letter.position}")
     console.complain(f"at        {letter.at:%Y-%m-%dT%H:%M:%SZ}")
     for name in ("place", "key", "reason", "encoding", "truncated"):
-        console.complain(f"{name:9} {_shown(getattr(letter, name))}")
+        value = getattr(letter, name)
+        console.complain(f"{name:9} {'-' if value is None else value}")
+    console.octets_out().write(record)
     if sys.stdout.isatty():
-        click.echo(console.printable_lines(value.decode(errors="backslashreplace")))
-    else:
-        click.echo(value, nl=False)
+        click.echo()
 
 
 @dead_letters.command("republish")
@@ -232,7 +232,3 @@ def _of_topic(
 ) -> Iterator[StoredLetter]:
     wanted = None if topic is None else settings.topic(topic)
     return (letter for letter in letters if wanted in (None, letter.topic))
-
-
-def _shown(value: object) -> str:
-    return "-" if value is None else console.printable_lines(str(value))

@@ -11,11 +11,10 @@ from typing import Any, BinaryIO, Final
 from zoneinfo import ZoneInfo
 
 import click
-import msgspec
 import psycopg
 from msgspec import structs
 
-from contract import console
+from contract import console, printable
 from contract.console import CommandError
 from processor.advice import advice
 from processor.cli.classify import classify_
@@ -111,22 +110,18 @@ def parse(files: tuple[str, ...], tz: tzinfo, *, as_json: bool) -> None:
       tail -f mail.log | fairpost log parse -
     """
     out = click.get_binary_stream("stdout")
-    show = msgspec.json.encode if as_json else _in_words
+    show = printable.json_text if as_json else in_words
     with console.while_read():
         for name in files or (_STDIN,):
             _parse(name, tz, show, out)
         out.flush()
 
 
-def _in_words(line: LogLine) -> bytes:
-    return in_words(line).encode(errors="replace")
-
-
-def _parse(name: str, tz: tzinfo, show: Callable[[LogLine], bytes], out: BinaryIO) -> None:
+def _parse(name: str, tz: tzinfo, show: Callable[[LogLine], str], out: BinaryIO) -> None:
     live = name == _STDIN or not stat.S_ISREG(Path(name).stat().st_mode)
     with _opened(name) as stream, _progress(name, live=live) as seen:
         for number, line in enumerate(_lines(name, stream)):
-            out.write(show(read_line(line, datetime.now(UTC), tz)) + b"\n")
+            out.write(show(read_line(line, datetime.now(UTC), tz)).encode() + b"\n")
             if live:
                 out.flush()
             elif number % _STEP == 0:
@@ -250,7 +245,7 @@ def _story(life: Explained) -> str:
     }
     head = f"dispatch {life.dispatch_id}: {life.email_key} of {life.campaign_id} for {life.user_id} <{life.email or ''}>"
     lines = [head, *(f"  {name:10} {text.strip()}" for name, text in told.items() if text)]
-    return "\n".join(map(console.printable, lines))
+    return "\n".join(map(printable.one_line, lines))
 
 
 def _at(time: datetime | None) -> str:

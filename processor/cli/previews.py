@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from contract import console
+from contract import console, printable
 from contract.console import CommandError
 from contract.events import CampaignScheduled, DueEmail, campaign_event_type, decode_campaign_event
 from contract.rendering import Rendered
@@ -142,12 +142,12 @@ def preview(
 
 def _told(found: Preview) -> str:
     """A mail at a terminal: header, then each part under a line of its own."""
-    lines = [console.printable(f"{name}: {value}") for name, value in found.headers]
+    lines = [printable.one_line(f"{name}: {value}") for name, value in found.headers]
     for kind, part in (("text", found.text), ("html", found.html)):
         if part is not None:
             lines += [
                 "",
                 click.style(f"--- {kind}", dim=True),
-                console.printable_lines(part.rstrip("\n")),
+                printable.lines(part.rstrip("\n")),
             ]
     return "\n".join(lines)

@@ -52,7 +52,7 @@ def status(context: click.Context, *, as_json: bool) -> None:
     if as_json:
         console.show([found], as_json=True)
     else:
-        click.echo(_told(found))
+        console.tell(_told(found))
 
 
 def _switch(context: click.Context, *, sending: bool) -> None:

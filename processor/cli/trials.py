@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from contract import console
+from contract import console, printable
 from contract.console import CommandError
 from contract.events import CAMPAIGNS, DUE_EMAILS, EventError
 from contract.outage import first_line
@@ -95,5 +95,5 @@ def _tell(found: Outcome) -> None:
     if found.instance is not None:
         parts.append(f"by {found.instance}")
     if found.reply is not None:
-        parts.append(f"({console.printable(found.reply)})")
+        parts.append(f"({printable.one_line(found.reply)})")
     console.complain(f"{found.campaign_id}: {' '.join(parts)}")

@@ -185,6 +185,17 @@ class House:
             consumer.close()
 
 
+def _check_logs(houses: Sequence[House]) -> None:
+    """No worker, tracker, agent or Fluentd has logged a recipient's address, whatever became of its mail."""
+    for house in houses:
+        recipient = re.compile(rf"[^\s<>]+@(?:{'|'.join(house.operators)})\.test")
+        logs = [*house.installation.directory.glob("*.log")]
+        logs += [host.fluentd.log for host in house.hosts.values() if host.fluentd is not None]
+        for log in logs:
+            lines = log.read_text(errors="replace").splitlines()
+            assert [line for line in lines if recipient.search(line)] == [], log
+
+
 Build = Callable[..., House]
 
 
@@ -192,9 +203,12 @@ Build = Callable[..., House]
 def build(testbed: Testbed, template: str, request: pytest.FixtureRequest) -> Iterator[Build]:
     """Builds the house of a test: `build({"gmail": 600}, hosts=2)`; nothing runs before `start()`.
 
-    With `signed`, the From domains that its hosts sign, the operators keep what they receive.
+    With `signed`, the From domains that its hosts sign, the operators keep what they receive. When all is stopped, no log
+    of it names a recipient.
     """
+    houses: list[House] = []
     with ExitStack() as stack:
+        stack.callback(_check_logs, houses)
 
         def _build(
             limits: Mapping[str, int | None],
@@ -223,6 +237,7 @@ def build(testbed: Testbed, template: str, request: pytest.FixtureRequest) -> It
                 )
                 stack.callback(testbed.remove_instance, instance.name)
                 instances[instance.name] = instance
-            return House(installation, instances, operators)
+            houses.append(House(installation, instances, operators))
+            return houses[-1]
 
         yield _build

@@ -1,9 +1,12 @@
 """Campaigns: events make of them the same whenever and however often they come, and a hold is a person's alone."""
 
+import asyncio
 import itertools
 import random
+import time
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import pairwise
 
 import pytest
 from hypothesis import HealthCheck, given
@@ -285,6 +288,26 @@ async def test_a_template_that_does_not_compile_is_told_with_its_line(
     assert letter.reason.startswith("campaigns: templates: hello: text: line 2: ")
     assert await fetch_one(post.owner, "SELECT revision FROM campaigns") == 1
     assert await state(post) == ("paused", False)
+
+
+async def test_what_takes_long_to_compile_does_not_stop_the_worker(post: Post) -> None:
+    """While a large campaign compiles the event loop turns: the worker keeps its place in the consumer group."""
+    macros = "".join(f"{{% macro m{n}() %}}{{% endmacro %}}" for n in range(200))
+    templates = {f"hello-{n}": Template(subject="Hello", text=macros) for n in range(20)}
+    turns = [time.perf_counter()]
+
+    async def turn() -> None:
+        while True:
+            await asyncio.sleep(0.001)
+            turns.append(time.perf_counter())
+
+    turning = asyncio.create_task(turn())
+    await post.apply(scheduled(templates=templates))
+    turning.cancel()
+    assert await state(post) == ("active", False)
+    turns.append(time.perf_counter())
+    longest = max(later - earlier for earlier, later in pairwise(turns))
+    assert longest < (turns[-1] - turns[0]) / 2
 
 
 async def test_what_postgres_refuses_is_a_dead_letter(

@@ -259,6 +259,35 @@ async def test_functions_with_their_owners_rights_fix_their_search_path(owner: C
     ] == []
 
 
+async def test_who_speaks_for_an_instance_is_asked_for_the_login(owner: Connection) -> None:
+    """Each function by which an agent speaks for an instance refuses another login, but for the one that binds it."""
+    rows = await fetch(
+        owner,
+        """
+        SELECT proname, strpos(prosrc, 'check_login(p_instance)') > 0 FROM pg_proc
+         WHERE pronamespace = 'fairpost'::regnamespace AND 'p_instance' = ANY (proargnames)
+           AND has_function_privilege('agent', oid, 'EXECUTE')""",
+    )
+    assert {name for name, asks in rows if not asks} == {"register_instance"}
+    assert len(rows) > 5
+
+
+async def test_no_lease_is_for_ever(post: Post) -> None:
+    """A claim that is not renewed ends within ten minutes, whatever lease its agent asked for."""
+    await post.apply(scheduled())
+    await post.plan([due(1)])
+    await post.ripen()
+    left = "SELECT lease_until < clock_timestamp() + interval '11 minutes' FROM chunks"
+    async with post.agent.connection() as connection:
+        ((chunk_id, token),) = await fetch(
+            connection,
+            "SELECT chunk_id, claim_token FROM claim_chunk('other', 'postfix-a', '100 years')",
+        )
+        assert await fetch(post.owner, left) == [(True,)]
+        await connection.execute("SELECT renew_lease(%s, %s, '100 years')", (chunk_id, token))
+    assert await fetch(post.owner, left) == [(True,)]
+
+
 async def test_temporary_tables_deceive_no_function(post: Post) -> None:
     """An agent that makes temporary tables of our names cannot make a function read those instead."""
     await post.apply(scheduled())

@@ -305,12 +305,43 @@ def test_a_service_of_that_name_is_a_persons(host: Host) -> None:
     assert host.files() == before
 
 
-def test_a_setting_that_is_unknown(host: Host) -> None:
-    """Settings that came into the database unchecked are refused here."""
-    host.apply_operators(Operator("gmail", ("gmail.com",), transport={"smtp_helo_timeout": "1\nx"}))
+_NO_NAME = r"Expected `str` matching regex '\\A[a-z][a-z0-9_]{0,62}\\Z' - at `$.name`"
+_A_SERVICE = "\nx unix - n n - - pipe user=nobody argv=/bin/true"
+
+
+@pytest.mark.parametrize(
+    ("operator", "said"),
+    [
+        (
+            Operator("gmail", ("gmail.com",), transport={"smtp_helo_timeout": "1\nx"}),
+            r"operator 'gmail': transport.smtp_helo_timeout: not '1\nx'",
+        ),
+        (
+            Operator("gmail", ("gmail.com",), transport={"maxproc": f"5{_A_SERVICE}"}),
+            rf"operator 'gmail': transport.maxproc: not {f'5{_A_SERVICE}'!r}",
+        ),
+        (
+            Operator("gmail\n", ("gmail.com",)),
+            rf"operator 'gmail\n': {_NO_NAME}",
+        ),
+        (
+            Operator(f"gmail{_A_SERVICE}", ("gmail.com",)),
+            f"operator {f'gmail{_A_SERVICE}'!r}: {_NO_NAME}",
+        ),
+        (
+            Operator("gmail", ("gmail.com smtp:\nother.test",)),
+            r"operator 'gmail': 'gmail.com smtp:\nother.test' is no mail domain",
+        ),
+    ],
+    ids=["setting", "maxproc", "line end", "name", "domain"],
+)
+def test_root_takes_no_word_of_the_database(host: Host, operator: Operator, said: str) -> None:
+    """What came into the database unchecked is refused before it can become a service of root's or another's route."""
+    host.apply_operators(operator)
+    before = host.files()
     refused = host.postfix_config("--apply", check=False)
-    assert refused.returncode == 1
-    assert refused.stderr == r"operator 'gmail': transport.smtp_helo_timeout: not '1\nx'" + "\n"
+    assert (refused.returncode, refused.stderr) == (1, f"{said}\n")
+    assert host.files() == before
 
 
 def break_table(host: Host) -> dict[str, str]:

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 import processor.cli
 import smtp_agent.cli
 from contract import settings as settings_module
+from contract.given_files import MAXIMUM
 
 PROGRAMS: dict[str, tuple[click.Group, Callable[[], NoReturn]]] = {
     "fairpost": (processor.cli.cli, processor.cli.main),
@@ -242,6 +243,49 @@ def test_files_that_cannot_be_used(
     file.write_text('campaign_id = "spring"\n')
     assert run(monkeypatch, "fairpost", "publish", "campaign", str(file)) == 1
     assert capsys.readouterr().err == f"{file}: campaigns: Object missing required field `name`\n"
+
+
+DEEP = b"[" * 100_000
+
+HOSTILE_FILES = {
+    "arrays": DEEP,
+    "x-arrays": b"x = " + DEEP,
+    "tables": b"x = " + b"{a=" * 100_000,
+    "keys": b".".join([b"a"] * 3_000) + b" = 1",
+    "objects": b'{"a":' * 100_000,
+    "number": b"x = " + b"9" * 5_000,
+    "json-number": b'{"x":' + b"9" * 5_000 + b"}",
+    "binary": bytes(range(256)),
+    "utf-16": 'campaign_id = "c"'.encode("utf-16"),
+    "nul": b'x = "\x00"',
+    "escape": b'"\\u001b[2J" = 1\n"\\u001b[2J" = 1',
+    "json-escape": b'{"type":"\\u001b[2J\\u202e\\n"}',
+    "large": b" " * (MAXIMUM + 1),
+}
+
+
+@pytest.mark.parametrize("suffix", ["toml", "json"])
+@pytest.mark.parametrize("octets", HOSTILE_FILES.values(), ids=HOSTILE_FILES)
+def test_hostile_files(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    octets: bytes,
+    suffix: str,
+) -> None:
+    """Whatever stands in a file that a command reads whole, it is refused in one line that a terminal can show."""
+    file = tmp_path / f"a.{suffix}"
+    file.write_bytes(octets)
+    for words, code in (
+        (("publish", "campaign", str(file)), 1),
+        (("operators", "apply", str(file)), 1),
+        (("--config", str(file), "campaigns", "list"), 2),
+    ):
+        assert run(monkeypatch, "fairpost", *words) == code
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1)
+        assert err.startswith((f"{file}: ", "database: is not set"))
+        assert err[:-1].isprintable()
 
 
 def test_a_database_that_is_away(

@@ -1,5 +1,6 @@
 """How commands speak to people: listings, one-line errors, exit codes, logs."""
 
+import io
 import json
 import logging
 import re
@@ -7,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 
 import click
 import pytest
@@ -14,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from contract import console
+from contract import console, printable
 from contract.console import CommandError
 from contract.settings import SettingsError
 
@@ -87,6 +89,67 @@ def test_what_data_says_is_shown_as_it_stands(
     assert not set(out) & {"\x1b", "\x07", "\x08", "\r", "\x0b"}
     if re.fullmatch(r"[!-~]+", name):
         assert name in out
+
+
+HOSTILE = "a\x1b[31mb\x9b1mc\rd\u202ee\n2026-05-01T08:30:15.000Z INFO processor.tracking: forged"
+
+
+@pytest.mark.parametrize(
+    "say",
+    [
+        console.complain,
+        console.tell,
+        lambda text: console.show([Row(text)], as_json=False),
+        lambda text: console.show_json(Row(text)),
+    ],
+    ids=["complain", "tell", "table", "json"],
+)
+def test_a_terminal_obeys_no_data(
+    capsys: pytest.CaptureFixture[str], say: Callable[[str], None]
+) -> None:
+    """However a command says what data brought, control characters and line ends are escaped."""
+    say(HOSTILE)
+    said = "".join(capsys.readouterr())
+    assert said.replace("\n", "").isprintable()
+    assert not any(line.startswith("2026") for line in said.splitlines())
+
+
+class Terminal(io.StringIO):
+    """Where a person looks."""
+
+    def isatty(self) -> bool:
+        """It is one."""
+        return True
+
+
+def test_octets_of_others(
+    monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """A file gets records as they are; a terminal line by line, escaped, also where they are no UTF-8."""
+    octets = HOSTILE.encode() + b"\tz\xff\n"
+    console.octets_out().write(octets)
+    assert capsysbinary.readouterr().out == octets
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
+    assert console.octets_out().write(octets) == len(octets)
+    assert terminal.getvalue() == printable.lines(HOSTILE) + "\tz\\xff\n"
+
+
+# ------------------------------------------------------------------ files of rows
+
+
+def test_no_line_fills_the_memory(tmp_path: Path) -> None:
+    """A line has an end within bounds, or ends the command with its place: what came before it is read."""
+    path = tmp_path / "image.csv"
+    path.write_bytes(b"short\n" + b"a" * console.LONGEST_LINE + b"\nlast")
+    told = re.escape(f"{path}:2: a line of over {console.LONGEST_LINE} bytes")
+    with path.open("rb") as file, console.counted_lines(file) as lines:
+        assert next(lines) == b"short\n"
+        with pytest.raises(CommandError, match=f"^{told}$"):
+            next(lines)
+    path.write_bytes(b"a" * (console.LONGEST_LINE - 1) + b"\n\nlast")
+    with path.open("rb") as file, console.counted_lines(file) as lines:
+        assert [len(line) for line in lines] == [console.LONGEST_LINE, 1, 4]
 
 
 # ------------------------------------------------------------------ errors and exit codes
@@ -164,7 +227,32 @@ def test_a_fault_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) ->
         console.run(command, (KnownError,))
 
 
+def test_a_traceback_obeys_no_data(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crash is told line by line, in full, and nothing of its error's text is obeyed by a terminal."""
+
+    @click.command()
+    def command() -> None:
+        raise ZeroDivisionError(HOSTILE)
+
+    monkeypatch.setattr("sys.argv", ["x"])
+    with pytest.raises(ZeroDivisionError) as crash:
+        console.run(command, (KnownError,))
+    sys.excepthook(crash.type, crash.value, crash.tb)
+    told = capsys.readouterr().err
+    assert told.startswith("Traceback (most recent call last):\n")
+    assert "ZeroDivisionError: a\\x1b[31mb\\x9b1mc\\rd\\u202ee\n" in told
+    assert told.replace("\n", "").isprintable()
+
+
 # ------------------------------------------------------------------ logs and completion
+
+
+@pytest.fixture(autouse=True)
+def hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How a crash is told, put back as it was."""
+    monkeypatch.setattr("sys.excepthook", sys.excepthook)
 
 
 @pytest.fixture
@@ -201,6 +289,27 @@ def test_logs_are_lines_with_times_in_utc(
     root_logger.handle(record)
     out, err = capsys.readouterr()
     assert (out, err) == ("", "1970-01-01T00:00:00.007Z WARNING a.b: told 5\n")
+
+
+@pytest.mark.usefixtures("root_logger")
+@pytest.mark.parametrize("crash", [False, True], ids=["told", "crashed"])
+def test_no_data_forges_a_line_of_a_log(capsys: pytest.CaptureFixture[str], *, crash: bool) -> None:
+    """What an event brought is part of its own line; a traceback after it is whole, and indented."""
+    console.log_to_stderr("INFO")
+    logger = logging.getLogger("processor.tracking")
+    try:
+        raising(ValueError(HOSTILE))()
+    except ValueError as error:
+        if crash:
+            logger.exception("ended", stack_info=True)
+        else:
+            logger.warning("a reply: %s", error)
+    first, *others = capsys.readouterr().err.splitlines()
+    assert re.match(r"\d{4}-\d\d-\d\dT[0-9:.]+Z (ERROR|WARNING) processor\.tracking: ", first)
+    assert (first + "".join(others)).isprintable()
+    assert all(line.startswith("  ") for line in others)
+    assert bool(others) == crash
+    assert not crash or "  Traceback (most recent call last):" in others
 
 
 @pytest.mark.parametrize(

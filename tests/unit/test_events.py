@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from contract.events import (
     MAX_CAMPAIGN,
+    MAX_RECORD,
     AgentReport,
     CampaignCancelled,
     CampaignPaused,
@@ -335,6 +336,13 @@ def test_hostile_records(decode: Callable[[bytes], Struct], value: bytes) -> Non
     """Numbers without end, brackets without end and line breaks in names are refused in one line."""
     assert refusal(decode, value)
     assert_taken_or_refused(decode, value)
+
+
+@pytest.mark.parametrize("decode", DECODERS)
+def test_what_was_compressed_has_an_end(decode: Callable[[bytes], Struct]) -> None:
+    """A record that no batch would hold uncompressed is refused before anything reads it."""
+    value = b'{"campaign_id":"' + b"c" * (2 * MAX_RECORD) + b'"}'
+    assert f": {len(value)} bytes, at most " in refusal(decode, value)
 
 
 HOSTILE_VARIABLES = [

@@ -154,7 +154,7 @@ def one(name: str = "a", domains: str = '["a.test"]', more: str = "") -> str:
     return f'[[operator]]\nname = "{name}"\ndomains = {domains}\n{more}\n'
 
 
-NAME_PATTERN = "'^[a-z][a-z0-9_]{0,62}$'"
+NAME_PATTERN = r"'\\A[a-z][a-z0-9_]{0,62}\\Z'"
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,13 @@ def test_deep_nesting() -> None:
         compile_text("{{ " + "(" * 5_000 + ")" * 5_000 + " }}")
 
 
+def test_long_programs() -> None:
+    """What Python's compiler would take seconds for is refused; half a megabyte of HTML with its variables is taken."""
+    with pytest.raises(TemplateError, match=r"^it makes too long a program$"):
+        compile_text("{{ [" + "a," * 40_000 + "] }}")
+    compile_html("<p>Hello {{ name }}</p>\n" + "<td>x</td>\n" * 45_000)
+
+
 DOUBLE = 40
 
 
@@ -147,6 +154,25 @@ DOUBLE = 40
         "{{ ''['__class__'] }}",
         "{{ '{0.__class__}'.format(1) }}",
         "{{ lipsum() }}",
+        "{{ self.__init__.__globals__ }}",
+        "{{ self._TemplateReference__context.environment }}",
+        "{{ joiner.__init__['__globals__'] }}",
+        "{{ namespace|attr('__init__') }}",
+        "{{ ''|map(attribute='__class__')|list }}",
+        "{{ ['']|map(attribute='__class__')|first }}",
+        "{{ (1).__class__.__mro__ }}",
+        "{{ '%s'.__mod__.__self__.__class__ }}",
+        "{{ '{a.__class__}'.format_map({'a': 1}) }}",
+        "{{ ('{0.__class__}'|string).format(1) }}",
+        "{% macro m() %}{% endmacro %}{{ m.__globals__ }}",
+        "{% macro m() %}{% endmacro %}{{ m._environment }}",
+        "{% for i in [1] %}{{ loop._iterator.gi_frame }}{% endfor %}",
+        "{% import 'os' as os %}",
+        "{% from '/etc/passwd' import a %}",
+        "{% include '/etc/passwd' %}",
+        "{% extends '/etc/passwd' %}",
+        "{{ config }}{{ request }}",
+        "{{ url_for.__globals__ }}",
     ],
 )
 def test_abuse_is_stopped(source: str) -> None:
