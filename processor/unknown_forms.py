@@ -31,14 +31,18 @@ PROGRAMS: Final = frozenset({
 
 # What looks like an address and does not end like one is taken for one to the end of the line.
 _ADDRESS: Final = re.compile(rf"=(?:{address_pattern('address')}(?=,? |\Z)|<.*+)", re.DOTALL)
-_TEXT: Final = re.compile(r" \(.*+|: .*+", re.DOTALL)
+# A quotation mark begins a local part, which may hold anything.
+_TEXT: Final = re.compile(r" \(.*+|: .*+| \".*+", re.DOTALL)
 
 
 def skeleton(message: str) -> str:
     """A message without addresses and texts, such as `4F5A91C0: to=<…>, relay=none, status=odd (…`."""
     queue_id, _, said = message.partition(": ")
     shape = _TEXT.sub(lambda text: f"{text[0][:2]}…", _ADDRESS.sub("=<…>", said), count=1)
-    words = (word if "@" not in word else "…" for word in shape.split(" "))
+    words = ["…" if "@" in word else word for word in shape.split(" ")]
+    if "=" not in words[-1] and "…" not in words[-1]:
+        # The line may have been cut within an address, before its @.
+        words[-1] = "…"
     return f"{queue_id}: {' '.join(words)}"[:MAX_SAMPLE]
 
 

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from contract.metrics import REGISTRIES, Process
@@ -114,6 +114,8 @@ local_parts = st.text(st.sampled_from('ab "\\<>()@,;:=.[]ż'), max_size=12).map(
 addresses = st.one_of(local_parts, st.just(MARK)).map("{}@shop.test".format)
 
 
+@example(MARK + "@shop.test", "3F5A91C0B5: sender {0} notification: x", 22)
+@example(f'"{MARK} b"@shop.test', "3F5A91C0B5: sender {0} notification: x", 25)
 @given(
     addresses,
     st.sampled_from(
