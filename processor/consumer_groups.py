@@ -60,7 +60,10 @@ def read_kafka_vitals(settings: ProcessorSettings, now: datetime) -> KafkaVitals
 
 
 class ConsumerGroups:
-    """Asks Kafka about the groups of an installation; each method raises KafkaException where it does not answer."""
+    """Asks Kafka about the groups of an installation; each method raises KafkaException where it does not answer.
+
+    Not to be kept: librdkafka asks no coordinator any more that was away in between.
+    """
 
     def __init__(self, settings: ProcessorSettings) -> None:
         self._settings = settings
