@@ -239,7 +239,7 @@ def test_no_log(instance: Instance, tmp_path: Path) -> None:
 
 def set_milter(config_directory: Path, milter: str) -> None:
     """Sets dkim_milter in a main.cf that looks old."""
-    edit = ["postconf", "-c", config_directory, "-e", f"dkim_milter={milter}"]
+    edit = ["postconf", "-c", str(config_directory), "-e", f"dkim_milter={milter}"]
     subprocess.run(edit, check=True)
     os.utime(config_directory / "main.cf", (1, 1))
 
