@@ -2,12 +2,12 @@
 
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from datetime import UTC, datetime
 from typing import Final
 
 from confluent_kafka import (
     Consumer,
-    ConsumerGroupTopicPartitions,
     KafkaError,
     KafkaException,
     TopicPartition,
@@ -60,10 +60,7 @@ def read_kafka_vitals(settings: ProcessorSettings, now: datetime) -> KafkaVitals
 
 
 class ConsumerGroups:
-    """Asks Kafka about the groups of an installation; each method raises KafkaException where it does not answer.
-
-    Not to be kept: librdkafka asks no coordinator any more that was away in between.
-    """
+    """Asks Kafka about the groups of an installation; each method raises KafkaException where it does not answer."""
 
     def __init__(self, settings: ProcessorSettings) -> None:
         self._settings = settings
@@ -92,10 +89,11 @@ class ConsumerGroups:
         places = [(name, number) for name in named for number in range(present[name])]
         if not places:
             return ()
-        done = self._done(group, places)
-        ends = self._offsets(places, _END)
-        behind = {place: done[place] for place in places if ends[place] > done[place]}
-        written = self._written(group, behind)
+        with closing(self._consumer(group)) as consumer:
+            done = self._done(consumer, places)
+            ends = self._offsets(places, _END)
+            behind = {place: done[place] for place in places if ends[place] > done[place]}
+            written = _written(consumer, behind)
         return tuple(
             TopicLag(
                 topic,
@@ -131,15 +129,29 @@ class ConsumerGroups:
 
         return await_answer(ask, TIMEOUT)
 
-    def _done(self, group: str, places: list[Place]) -> dict[Place, int]:
-        """The offset from which on each partition is to be done."""
-        asked = ConsumerGroupTopicPartitions(group, [TopicPartition(*place) for place in places])
+    def _consumer(self, group: str) -> Consumer:
+        """Reads as the group does, and does not join it."""
+        return Consumer(
+            {
+                **self._settings.brokers.librdkafka(),
+                "group.id": group,
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",
+                "queued.min.messages": 1,
+                "fetch.message.max.bytes": 10_000,
+                "fetch.wait.max.ms": 10,
+                "log_level": 2,
+            }
+        )
 
+    def _done(self, consumer: Consumer, places: list[Place]) -> dict[Place, int]:
+        """The offset from which on each partition is to be done."""
+
+        # Not asked by AdminClient: while a coordinator starts, its answer ends the process (librdkafka 2.16: SIGSEGV in
+        # rd_kafka_handle_OffsetFetch), and once it was away it is not asked again (librdkafka's issue 4605).
         def ask() -> list[TopicPartition]:
-            [future] = self._admin.list_consumer_group_offsets(
-                [asked], request_timeout=TIMEOUT
-            ).values()
-            return checked(future.result().topic_partitions)
+            asked = [TopicPartition(*place) for place in places]
+            return checked(consumer.committed(asked, timeout=TIMEOUT))
 
         committed = {(p.topic, p.partition): p.offset for p in await_answer(ask, TIMEOUT)}
         first = self._offsets(places, _FIRST)
@@ -154,35 +166,19 @@ class ConsumerGroups:
 
         return await_answer(ask, TIMEOUT)
 
-    def _written(self, group: str, offsets: Mapping[Place, int]) -> dict[Place, datetime]:
-        """When the records at these offsets were written; those that do not come in time are left out."""
-        written: dict[Place, datetime] = {}
-        if not offsets:
-            return written
-        consumer = Consumer(
-            {
-                **self._settings.brokers.librdkafka(),
-                "group.id": group,  # librdkafka wants one; none is joined
-                "enable.auto.commit": False,
-                "auto.offset.reset": "earliest",
-                "queued.min.messages": 1,
-                "fetch.message.max.bytes": 10_000,
-                "fetch.wait.max.ms": 10,
-                "log_level": 2,
-            }
-        )
-        try:
-            consumer.assign([TopicPartition(*place, offset) for place, offset in offsets.items()])
-            end = time.monotonic() + _OLDEST_SECONDS
-            while len(written) < len(offsets) and (seconds := end - time.monotonic()) > 0:
-                message = consumer.poll(seconds)
-                if message is not None and message.error() is None:
-                    place = (message.topic() or "", message.partition() or 0)
-                    at = datetime.fromtimestamp(message.timestamp()[1] / 1000, UTC)
-                    written.setdefault(place, at)
-        finally:
-            consumer.close()
-        return written
+
+def _written(consumer: Consumer, offsets: Mapping[Place, int]) -> dict[Place, datetime]:
+    """When the records at these offsets were written; those that do not come in time are left out."""
+    written: dict[Place, datetime] = {}
+    consumer.assign([TopicPartition(*place, offset) for place, offset in offsets.items()])
+    end = time.monotonic() + _OLDEST_SECONDS
+    while len(written) < len(offsets) and (seconds := end - time.monotonic()) > 0:
+        message = consumer.poll(seconds)
+        if message is not None and message.error() is None:
+            place = (message.topic() or "", message.partition() or 0)
+            at = datetime.fromtimestamp(message.timestamp()[1] / 1000, UTC)
+            written.setdefault(place, at)
+    return written
 
 
 def _age(written: list[datetime | None], now: datetime) -> float | None:

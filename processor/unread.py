@@ -23,6 +23,7 @@ class Unread:
     def __init__(self, settings: ProcessorSettings) -> None:
         self._settings = settings
         self._topics = Topics(settings.brokers)
+        self._groups = ConsumerGroups(settings)
 
     def measure(self, now: datetime) -> None:
         """Tells the metrics; topics that are not there yet are left out, and ages that Kafka does not give in time.
@@ -30,14 +31,11 @@ class Unread:
         Raises:
             KafkaException, TopicsError: Kafka does not answer.
         """
-        # A client of its own each time: librdkafka finds a group's coordinator no more once its broker was away, and ends
-        # the process when that goes away again (its issue 4605).
-        groups = ConsumerGroups(self._settings)
-        present = groups.partitions(self._settings.topics)
+        present = self._groups.partitions(self._settings.topics)
         lags = [
             lag
             for process, topics in _GROUPS.items()
-            for lag in groups.lags(process, topics, present, now)
+            for lag in self._groups.lags(process, topics, present, now)
         ]
         tell_all(metrics.UNREAD, {(lag.topic,): lag.records for lag in lags})
         tell_all(
