@@ -129,7 +129,7 @@ class Agent:
             started_at=self._started_at,
             state=self._state(),
             postfix_started_at=self._postfix.started_at(),
-            postfix_runs=self._postfix.runs(),
+            postfix_runs=self._postfix.is_up(self._settings.feed_port),
             queue=self._backlog.held,
             queue_listed_at=self._backlog.listed_at,
             last_fence=FenceStatus(last.reason, last.asked_at, last.doubtful) if last else None,
@@ -232,8 +232,8 @@ class Agent:
 
     def _watch_postfix(self) -> None:
         """Demands a fence when Postfix was restarted since the last one."""
-        runs = self._postfix.runs()
-        metrics.POSTFIX_UP.set(nan if runs is None else runs)
+        is_up = self._postfix.is_up(self._settings.feed_port)
+        metrics.POSTFIX_UP.set(nan if is_up is None else is_up)
         started_at = self._postfix.started_at()
         last = self._fence.last
         if last and started_at not in (None, last.postfix_started_at):

@@ -77,7 +77,7 @@ FEED_CONNECTIONS: Final = declare(
 POSTFIX_UP: Final = declare(
     Gauge,
     "fairpost_postfix_up",
-    "Whether Postfix runs: 1 or 0; not a number where the agent may not tell (its pid file is root's).",
+    "Whether Postfix runs: 1 or 0; where its pid file is root's, whether anything listens for the agent.",
     of=_AGENT,
     watch="1.",
 )

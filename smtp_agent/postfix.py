@@ -52,6 +52,16 @@ class Postfix(Struct, frozen=True):
         # A zombie, which is a master that ended, has no executable.
         return Path(f"/proc/{pid}/exe").exists()
 
+    def is_up(self, feed_port: int) -> bool | None:
+        """Whether a master runs, or, where only root may tell, whether anything listens for the agent; None: no telling."""
+        runs = self.runs()
+        if runs is not None:
+            return runs
+        try:
+            return listeners(feed_port) > 0
+        except OSError:
+            return None
+
     def log_inode(self, now: float) -> int | None:
         """The inode of the file that Postfix logs to; None where that may be another than the log's path names.
 

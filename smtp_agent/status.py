@@ -53,7 +53,7 @@ class AgentStatus(Struct, frozen=True):
     Attributes:
         pid: of its process, as the agent itself sees it.
         postfix_started_at: when the master now running was started; None where none ever was.
-        postfix_runs: whether a master runs; None where only root may tell.
+        postfix_runs: whether it runs; None where that cannot be told.
         queue: messages that Postfix holds, by operator, as of `queue_listed_at`.
         last_fence: None before the first.
         feed_connections_open: sessions with Postfix's feed service.

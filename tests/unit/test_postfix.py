@@ -1,12 +1,14 @@
 """The local Postfix as its files tell it."""
 
 import os
+import socket
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from smtp_agent.postfix import Postfix, PostfixError, listeners, read_postfix
+from testbed.ports import LOOPBACK
 
 TITLE = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid\n"
 LISTEN, ESTABLISHED, TIME_WAIT = "0A", "01", "06"
@@ -62,6 +64,25 @@ def test_when_it_was_started(tmp_path: Path) -> None:
     pid_file.write_text("1")
     os.utime(pid_file, (1_000_000_000, 1_000_000_000.25))
     assert postfix(tmp_path).started_at() == datetime(2001, 9, 9, 1, 46, 40, 250_000, UTC)
+
+
+def test_who_may_not_read_the_pid_file_asks_the_feed(tmp_path: Path) -> None:
+    """Under its own user the agent knows that Postfix is down because nothing listens for it."""
+    postfix = Postfix(tmp_path, tmp_path, None)
+    (tmp_path / "pid").mkdir()
+    (tmp_path / "pid" / "master.pid").mkdir()  # no user can read it
+    with socket.socket() as feed:
+        feed.bind((LOOPBACK, 0))
+        port = feed.getsockname()[1]
+        assert postfix.is_up(port) is False
+        feed.listen()
+        assert postfix.is_up(port) is True
+
+
+def test_without_a_pid_file_it_is_down(tmp_path: Path) -> None:
+    """A Postfix that was stopped is down, whoever listens."""
+    with socket.create_server((LOOPBACK, 0)) as feed:
+        assert Postfix(tmp_path, tmp_path, None).is_up(feed.getsockname()[1]) is False
 
 
 def test_the_log_is_known_by_its_inode(tmp_path: Path) -> None:
