@@ -1,9 +1,9 @@
 """Consumer groups as a person sees them: who is there, and how far behind they are, asked of Kafka without joining one."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, TypeVar
 
 from confluent_kafka import (
     Consumer,
@@ -18,9 +18,18 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # re-exported
 )
 
 from contract import events
+from processor.brokers import Refusal
 from processor.health import LATELY, Group, KafkaVitals, TopicLag
 from processor.kafka_outage import await_answer, checked
 from processor.settings import ProcessorSettings
+
+T = TypeVar("T")
+
+TAKEN: Final[Mapping[str, tuple[str, ...]]] = {
+    "worker": (events.CAMPAIGNS, events.DUE_EMAILS, events.SEND_EMAILS),
+    "tracker": (events.DELIVERY_LOG,),
+}
+"""Which topics the group of each process takes."""
 
 TIMEOUT: Final = 5.0
 """Seconds for Kafka to answer a request."""
@@ -40,17 +49,20 @@ def read_kafka_vitals(settings: ProcessorSettings, now: datetime) -> KafkaVitals
     A few requests, however many records there are.
 
     Raises:
-        KafkaException: Kafka does not answer, or refuses.
+        KafkaException: Kafka does not answer, or refuses what is asked.
+        SettingsError: Kafka refuses the client, or it Kafka.
     """
     kafka = ConsumerGroups(settings)
     present = kafka.partitions(settings.topics)
-    steps = [events.CAMPAIGNS, events.DUE_EMAILS]
-    if settings.planning:
-        steps.append(events.SEND_EMAILS)
     return KafkaVitals(
-        groups=(
-            kafka.group("worker", steps, present, now),
-            kafka.group("tracker", [events.DELIVERY_LOG], present, now),
+        groups=tuple(
+            kafka.group(
+                process,
+                [topic for topic in topics if settings.planning or topic != events.SEND_EMAILS],
+                present,
+                now,
+            )
+            for process, topics in TAKEN.items()
         ),
         dead_letters=kafka.written_since(
             settings.topic(events.DEAD_LETTERS), present, now - LATELY
@@ -60,15 +72,21 @@ def read_kafka_vitals(settings: ProcessorSettings, now: datetime) -> KafkaVitals
 
 
 class ConsumerGroups:
-    """Asks Kafka about the groups of an installation; each method raises KafkaException where it does not answer."""
+    """Asks Kafka about the groups of an installation.
+
+    Each method raises KafkaException where it does not answer, and SettingsError where it refuses the client, or it Kafka.
+    """
 
     def __init__(self, settings: ProcessorSettings) -> None:
         self._settings = settings
-        self._admin = AdminClient(settings.brokers.librdkafka() | {"log_level": 2})
+        self._refusal = Refusal()
+        self._admin = AdminClient(
+            settings.brokers.librdkafka() | {"error_cb": self._refusal, "log_level": 2}
+        )
 
     def partitions(self, topics: Iterable[str]) -> dict[str, int]:
         """How many partitions each topic has; those that are missing are left out."""
-        found = await_answer(lambda: self._admin.list_topics(timeout=TIMEOUT).topics, TIMEOUT)
+        found = self._ask(lambda: self._admin.list_topics(timeout=TIMEOUT).topics)
         return {name: len(found[name].partitions) for name in topics if name in found}
 
     def group(
@@ -126,7 +144,7 @@ class ConsumerGroups:
                     return 0
                 raise
 
-        return await_answer(ask, TIMEOUT)
+        return self._ask(ask)
 
     def _done(self, group: str, places: list[Place]) -> dict[Place, int]:
         """The offset from which on each partition is to be done."""
@@ -138,7 +156,7 @@ class ConsumerGroups:
             ).values()
             return checked(future.result().topic_partitions)
 
-        committed = {(p.topic, p.partition): p.offset for p in await_answer(ask, TIMEOUT)}
+        committed = {(p.topic, p.partition): p.offset for p in self._ask(ask)}
         first = self._offsets(places, _FIRST)
         return {place: max(committed.get(place, 0), first[place]) for place in places}
 
@@ -149,7 +167,10 @@ class ConsumerGroups:
             futures = self._admin.list_offsets(asked, request_timeout=TIMEOUT)
             return {(p.topic, p.partition): f.result().offset for p, f in futures.items()}
 
-        return await_answer(ask, TIMEOUT)
+        return self._ask(ask)
+
+    def _ask(self, request: Callable[[], T]) -> T:
+        return await_answer(lambda: self._refusal.ask(request, self._admin.poll), TIMEOUT)
 
     def _written(self, group: str, offsets: Mapping[Place, int]) -> dict[Place, datetime]:
         """When the records at these offsets were written; those that do not come in time are left out."""

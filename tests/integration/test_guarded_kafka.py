@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,13 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from pydantic import SecretStr
 
 from contract.envelope import sender_of
+from contract.metrics import REGISTRIES
+from contract.metrics import Process as Kind
 from processor.brokers import Brokers
 from processor.emitting import Emission, Emitter
 from processor.publishing import Publisher
 from processor.settings import ProcessorSettings
+from processor.unread import Unread
 from testbed import Testbed
 from testbed.certificates import Authority
 from testbed.fluentd import Fluentd
@@ -277,6 +281,22 @@ async def test_from_due_to_told(
         assert password(process.name) not in said
 
 
+def test_a_tracker_measures_every_topic(guarded: Guarded, environment: dict[str, str]) -> None:
+    """With its rights it learns of each topic what waits there, for how long, and how long Kafka keeps it."""
+    login = environment | guarded.login("tracker")
+    settings = ProcessorSettings(
+        **{name.removeprefix("FAIRPOST_").lower(): value for name, value in login.items()}  # type: ignore[arg-type]
+    )
+    waiting = Emission(f"{PREFIX}due-emails", "u", b"{}")
+    assert Publisher(guarded.brokers("producer")).publish([waiting]) == [None]
+    Unread(settings).measure(datetime.now(UTC))
+    for topic in ("campaigns", "due-emails", "send-emails", "delivery-log"):
+        for name in ("unread_records", "unread_age_seconds", "retention_seconds"):
+            told = REGISTRIES[Kind.TRACKER].get_sample_value(f"fairpost_{name}", {"topic": topic})
+            assert told is not None, (name, topic)
+            assert told > 0 or topic != "due-emails"
+
+
 PLANNED = """
 SELECT c.state::text FROM messages JOIN chunks USING (chunk_id) JOIN campaigns c USING (campaign_id)
  WHERE campaign_id = %s"""
@@ -414,7 +434,8 @@ async def test_a_login_that_is_refused_later(
     )
     await until_planned(post, "later", "waiting")
     said = tracker.log.read_text()
-    assert said.count("SASL authentication error") == 1
+    for part in ("delivery-log: kafka", "unread: kafka"):
+        assert said.count(part) == 1, said
     assert worker.running
     assert tracker.running
 
