@@ -392,6 +392,18 @@ def test_publishing_with_a_wrong_password(guarded: Guarded, environment: dict[st
     assert total == "published 0 due e-mails, 1 bad rows"
 
 
+def test_status_with_a_wrong_password(guarded: Guarded, environment: dict[str, str]) -> None:
+    """That Kafka refuses the login is a line that names the settings, beside those of the database."""
+    login = environment | guarded.login("people", FAIRPOST_KAFKA_SASL_PASSWORD="wrong")
+    done = run_command("fairpost", ("status", "--json"), login, check=False)
+    assert done.returncode == 1
+    checks = {check["what"]: check for check in json.loads(done.stdout)}
+    assert checks["database"]["ok"]
+    assert "SASL authentication error" in checks["kafka"]["found"]
+    assert "kafka_sasl_password" in checks["kafka"]["found"]
+    assert done.stderr == ""
+
+
 def set_password(guarded: Guarded, role: str, secret: str) -> None:
     """Changes a role's password in Kafka, which asks for it at the next connection."""
     mechanism = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)

@@ -107,7 +107,9 @@ async def test_a_campaign_that_is_retried_just_now_does_not_end(post: Post) -> N
     await post.apply(scheduled())
     await post.plan([due(1)])
     await reject(post, 1)
-    await post.owner.execute("UPDATE chunks SET opened_at = '2024-05-01', claimed_at = '2024-05-01'")
+    await post.owner.execute(
+        "UPDATE chunks SET opened_at = '2024-05-01', claimed_at = '2024-05-01'"
+    )
     await post.owner.execute("UPDATE campaigns SET applied_at = '2024-05-01'")
     async with (
         post.worker.connection() as retrying,
