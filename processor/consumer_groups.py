@@ -5,13 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Final, TypeVar
 
-from confluent_kafka import (
-    Consumer,
-    ConsumerGroupTopicPartitions,
-    KafkaError,
-    KafkaException,
-    TopicPartition,
-)
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # re-exported without saying so
     AdminClient,
     OffsetSpec,
@@ -83,6 +77,7 @@ class ConsumerGroups:
         self._admin = AdminClient(
             settings.brokers.librdkafka() | {"error_cb": self._refusal, "log_level": 2}
         )
+        self._consumers: dict[str, Consumer] = {}
 
     def partitions(self, topics: Iterable[str]) -> dict[str, int]:
         """How many partitions each topic has; those that are missing are left out."""
@@ -107,10 +102,11 @@ class ConsumerGroups:
         places = [(name, number) for name in named for number in range(present[name])]
         if not places:
             return ()
-        done = self._done(group, places)
+        consumer = self._consumer(group)
+        done = self._done(consumer, places)
         ends = self._offsets(places, _END)
         behind = {place: done[place] for place in places if ends[place] > done[place]}
-        written = self._written(group, behind)
+        written = _written(consumer, behind)
         return tuple(
             TopicLag(
                 topic,
@@ -146,17 +142,38 @@ class ConsumerGroups:
 
         return self._ask(ask)
 
-    def _done(self, group: str, places: list[Place]) -> dict[Place, int]:
+    def _consumer(self, group: str) -> Consumer:
+        """One that looks at a group and never joins it.
+
+        An AdminClient that asks a group's coordinator ends the process where the connection breaks meanwhile
+        (librdkafka 2.16, pull request 5397).
+        """
+        if group not in self._consumers:
+            self._consumers[group] = Consumer(
+                {
+                    **self._settings.brokers.librdkafka(),
+                    "group.id": group,
+                    "enable.auto.commit": False,
+                    "auto.offset.reset": "earliest",
+                    "queued.min.messages": 1,
+                    "fetch.message.max.bytes": 10_000,
+                    "fetch.wait.max.ms": 10,
+                    "fetch.queue.backoff.ms": 10,
+                    "error_cb": self._refusal,
+                    "log_level": 2,
+                }
+            )
+        return self._consumers[group]
+
+    def _done(self, consumer: Consumer, places: list[Place]) -> dict[Place, int]:
         """The offset from which on each partition is to be done."""
-        asked = ConsumerGroupTopicPartitions(group, [TopicPartition(*place) for place in places])
+        asked = [TopicPartition(*place) for place in places]
 
         def ask() -> list[TopicPartition]:
-            [future] = self._admin.list_consumer_group_offsets(
-                [asked], request_timeout=TIMEOUT
-            ).values()
-            return checked(future.result().topic_partitions)
+            return checked(consumer.committed(asked, timeout=TIMEOUT))
 
-        committed = {(p.topic, p.partition): p.offset for p in self._ask(ask)}
+        found = await_answer(lambda: self._refusal.ask(ask, consumer.poll), TIMEOUT)
+        committed = {(p.topic, p.partition): p.offset for p in found}
         first = self._offsets(places, _FIRST)
         return {place: max(committed.get(place, 0), first[place]) for place in places}
 
@@ -172,35 +189,24 @@ class ConsumerGroups:
     def _ask(self, request: Callable[[], T]) -> T:
         return await_answer(lambda: self._refusal.ask(request, self._admin.poll), TIMEOUT)
 
-    def _written(self, group: str, offsets: Mapping[Place, int]) -> dict[Place, datetime]:
-        """When the records at these offsets were written; those that do not come in time are left out."""
-        written: dict[Place, datetime] = {}
-        if not offsets:
-            return written
-        consumer = Consumer(
-            {
-                **self._settings.brokers.librdkafka(),
-                "group.id": group,  # librdkafka wants one; none is joined
-                "enable.auto.commit": False,
-                "auto.offset.reset": "earliest",
-                "queued.min.messages": 1,
-                "fetch.message.max.bytes": 10_000,
-                "fetch.wait.max.ms": 10,
-                "log_level": 2,
-            }
-        )
-        try:
-            consumer.assign([TopicPartition(*place, offset) for place, offset in offsets.items()])
-            end = time.monotonic() + _OLDEST_SECONDS
-            while len(written) < len(offsets) and (seconds := end - time.monotonic()) > 0:
-                message = consumer.poll(seconds)
-                if message is not None and message.error() is None:
-                    place = (message.topic() or "", message.partition() or 0)
-                    at = datetime.fromtimestamp(message.timestamp()[1] / 1000, UTC)
-                    written.setdefault(place, at)
-        finally:
-            consumer.close()
+
+def _written(consumer: Consumer, offsets: Mapping[Place, int]) -> dict[Place, datetime]:
+    """When the records at these offsets were written; those that do not come in time are left out."""
+    written: dict[Place, datetime] = {}
+    if not offsets:
         return written
+    consumer.assign([TopicPartition(*place, offset) for place, offset in offsets.items()])
+    try:
+        end = time.monotonic() + _OLDEST_SECONDS
+        while len(written) < len(offsets) and (seconds := end - time.monotonic()) > 0:
+            message = consumer.poll(seconds)
+            if message is not None and message.error() is None:
+                place = (message.topic() or "", message.partition() or 0)
+                at = datetime.fromtimestamp(message.timestamp()[1] / 1000, UTC)
+                written.setdefault(place, at)
+    finally:
+        consumer.unassign()
+    return written
 
 
 def _age(written: list[datetime | None], now: datetime) -> float | None:
