@@ -419,6 +419,18 @@ async def test_a_login_that_is_refused_later(
 ) -> None:
     """Processes that run already wait, say so, and go on when they are let in again."""
     worker, tracker = start("worker"), start("tracker")
+
+    def publish(campaign_id: str) -> None:
+        due = {"user_id": "u", "campaign_id": campaign_id, "email_key": "k", "email": "a@x.test"}
+        run_command(
+            "fairpost",
+            ("publish", "due-emails", "-", "--format", "jsonl"),
+            environment | guarded.login("producer"),
+            stdin=json.dumps(due).encode(),
+        )
+
+    publish("before")
+    await until_planned(post, "before", "waiting")
     for role in ("worker", "tracker"):
         set_password(guarded, role, "another")
     guarded.kafka.stop()
@@ -437,13 +449,7 @@ async def test_a_login_that_is_refused_later(
     )
     for role in ("worker", "tracker"):
         set_password(guarded, role, password(role))
-    due = b'{"user_id": "u", "campaign_id": "later", "email_key": "k", "email": "a@example.test"}\n'
-    run_command(
-        "fairpost",
-        ("publish", "due-emails", "-", "--format", "jsonl"),
-        environment | guarded.login("producer"),
-        stdin=due,
-    )
+    publish("later")
     await until_planned(post, "later", "waiting")
     said = tracker.log.read_text()
     assert said.count("delivery-log: kafka") == 1
