@@ -129,6 +129,7 @@ class ConsumerGroups:
         return sum(ends[place] - starts[place] for place in places if starts[place] >= 0)
 
     def _members(self, group: str) -> int:
+        # No other way tells. Only commands ask, which are no loss where it ends them (see `_consumer`).
         def ask() -> int:
             [future] = self._admin.describe_consumer_groups(
                 [group], request_timeout=TIMEOUT
