@@ -419,18 +419,14 @@ async def test_a_login_that_is_refused_later(
 ) -> None:
     """Processes that run already wait, say so, and go on when they are let in again."""
     worker, tracker = start("worker"), start("tracker")
+    people = environment | guarded.login("people")
 
-    def publish(campaign_id: str) -> None:
-        due = {"user_id": "u", "campaign_id": campaign_id, "email_key": "k", "email": "a@x.test"}
-        run_command(
-            "fairpost",
-            ("publish", "due-emails", "-", "--format", "jsonl"),
-            environment | guarded.login("producer"),
-            stdin=json.dumps(due).encode(),
-        )
+    def both_run() -> bool:
+        done = run_command("fairpost", ("status", "--json"), people, check=False)
+        found = {check["what"]: check["found"] for check in json.loads(done.stdout)}
+        return all(found.get(name, "").startswith("1 running") for name in ("worker", "tracker"))
 
-    publish("before")
-    await until_planned(post, "before", "waiting")
+    await asyncio.to_thread(wait_until, both_run, timeout=60, what="worker and tracker")
     for role in ("worker", "tracker"):
         set_password(guarded, role, "another")
     guarded.kafka.stop()
@@ -449,7 +445,13 @@ async def test_a_login_that_is_refused_later(
     )
     for role in ("worker", "tracker"):
         set_password(guarded, role, password(role))
-    publish("later")
+    due = b'{"user_id": "u", "campaign_id": "later", "email_key": "k", "email": "a@example.test"}\n'
+    run_command(
+        "fairpost",
+        ("publish", "due-emails", "-", "--format", "jsonl"),
+        environment | guarded.login("producer"),
+        stdin=due,
+    )
     await until_planned(post, "later", "waiting")
     said = tracker.log.read_text()
     assert said.count("delivery-log: kafka") == 1
