@@ -33,6 +33,15 @@ WRONG: Final = 2
 _INTERRUPTED: Final = 130
 _TALKATIVE: Final = ("faust", "mode", "aiokafka", "asyncio", "psycopg")
 _REPEATED_AFTER: Final = 60.0
+_STANDARD_ERROR: Final = 2
+_PRIORITIES: Final = (
+    (logging.CRITICAL, 2),
+    (logging.ERROR, 3),
+    (logging.WARNING, 4),
+    (logging.INFO, 6),
+    (logging.NOTSET, 7),
+)
+"""syslog(3)'s, from the least level of logging."""
 
 
 class CommandError(Exception):
@@ -114,7 +123,9 @@ def show(
     if as_json:
         show_json(rows, one_line=one_line)
         return
-    names = columns or (rows[0].__struct_fields__ if rows else ())
+    if not (rows or columns):
+        return
+    names = columns or rows[0].__struct_fields__
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in names:
         numeric = bool(rows) and isinstance(getattr(rows[0], name), int | float)
@@ -204,8 +215,11 @@ def while_read() -> Iterator[None]:
 
 
 def log_to_stderr(level: str) -> None:
-    """Logs of a process: one line an event, times in UTC; the lines of a traceback after it are indented."""
-    formatter = _LineFormatter(
+    """Logs of a process: one line an event, times in UTC; the lines of a traceback after it are indented.
+
+    Where standard error is systemd's journal, each line has its priority, so that `journalctl -p warning` finds it.
+    """
+    formatter = (_JournalFormatter if _is_journal() else _LineFormatter)(
         "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S"
     )
     formatter.converter = time.gmtime
@@ -228,6 +242,20 @@ class _LineFormatter(logging.Formatter):
 
     def formatStack(self, stack_info: str) -> str:  # noqa: N802
         return _indented(super().formatStack(stack_info))
+
+
+class _JournalFormatter(_LineFormatter):
+    """Each line begins with its priority, as sd-daemon(3) has it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        priority = next(number for level, number in _PRIORITIES if record.levelno >= level)
+        return "\n".join(f"<{priority}>{line}" for line in super().format(record).split("\n"))
+
+
+def _is_journal() -> bool:
+    # systemd.exec(5) JOURNAL_STREAM; a child whose standard error is another inherits the variable all the same.
+    stream = os.fstat(_STANDARD_ERROR)
+    return os.environ.get("JOURNAL_STREAM") == f"{stream.st_dev}:{stream.st_ino}"
 
 
 def _indented(text: str) -> str:

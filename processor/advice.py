@@ -94,4 +94,9 @@ def _of_handed(life: Life, now: datetime) -> str:
             "start the agent of {life.instance}, which is silent; if its host is gone for good, `fairpost instances"
             " retire {life.instance}`"
         )
+    if life.handovers > 1:
+        return (
+            "wait for the log of {life.instance}; as it was handed over {life.handovers} times: where Postfix declines it,"
+            " `fairpost-agent status` on {life.instance} says why (last_error)"
+        )
     return "wait for the log of {life.instance}; an audit each hour asks after what stays so"

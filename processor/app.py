@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import tempfile
 from collections.abc import Mapping
 from typing import Any, Final
@@ -107,6 +108,8 @@ def create_app(settings: ProcessorSettings, directory: str, partitions: int) -> 
         consumer_metadata_max_age_ms=30_000,
         stream_buffer_maxsize=max(_LEAST_BUFFER, 2 * _BUFFERS_A_POLL * _POLL_RECORDS * partitions),
         stream_wait_empty=False,
+        # It complains of a first record that comes after so long: stalls are the stall watch's.
+        stream_processing_timeout=math.inf,
         producer_acks=-1,
         producer_request_timeout=30,
         topic_allow_declare=False,

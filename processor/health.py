@@ -265,12 +265,12 @@ def _instances(instances: Mapping[str, InstanceState]) -> Check:
     )
     remedy = ""
     if silent:
-        remedy = f"start `fairpost-agent run` there, or `fairpost instances retire {silent[0]}` where the host is gone"
+        remedy = f"start its agent (`systemctl start fairpost-agent`), or `fairpost instances retire {silent[0]}` where the host is gone"
     elif not alive:
         remedy = "nothing is handed over: " + (
             "`fairpost instances resume`"
             if by_state[InstanceState.PAUSED]
-            else "start `fairpost-agent run`"
+            else "start an agent (`systemctl start fairpost-agent`)"
         )
     return Check("instances", ok=not remedy, found=found, remedy=remedy)
 

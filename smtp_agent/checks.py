@@ -7,6 +7,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Final
 
 import psycopg
@@ -24,6 +25,7 @@ from smtp_agent.listing import list_queue
 from smtp_agent.postfix import (
     Postfix,
     PostfixError,
+    feed_milters,
     feed_processes,
     listeners,
     read_postfix,
@@ -55,7 +57,7 @@ def check_all(settings: AgentSettings) -> list[Check]:
         )
     else:
         checks += [check_postfix(postfix), check_queue(postfix), check_log(postfix)]
-        checks.append(check_maxproc(settings))
+        checks += [check_maxproc(settings), check_signing(settings, postfix)]
         if operators is not None:
             checks.append(check_transports(postfix, operators))
     return [*checks, check_feed(settings), check_fluentd(settings)]
@@ -190,6 +192,42 @@ def check_maxproc(settings: AgentSettings) -> Check:
             remedy="make them equal; then reload Postfix and restart the agent",
         )
     return Check("maxproc", ok=True, found=f"{found}, as feed_connections")
+
+
+def check_signing(settings: AgentSettings, postfix: Postfix) -> Check:
+    """What signs takes connections: without it Postfix accepts nothing from the agent."""
+    where = postfix.config_directory, settings.feed_host, settings.feed_port
+    try:
+        milters = feed_milters(*where)
+    except PostfixError as error:
+        return Check("signing", ok=False, found=str(error), remedy="set postfix_config_directory")
+    for milter in milters:
+        try:
+            _connect(milter, postfix.queue_directory)
+        except OSError as error:
+            remedy = (
+                "start OpenDKIM as deploy/postfix/README.md says, or correct dkim_milter of main.cf"
+            )
+            if isinstance(error, PermissionError):
+                remedy = "run as root: only Postfix and root may connect to it"
+            return Check(
+                "signing", ok=False, found=f"{milter}: {error.strerror or error}", remedy=remedy
+            )
+    found = (
+        f"takes connections on {', '.join(milters)}" if milters else "no milter: nothing is signed"
+    )
+    return Check("signing", ok=True, found=found)
+
+
+def _connect(milter: str, queue_directory: Path) -> None:
+    kind, _, place = milter.partition(":")
+    if kind == "inet":
+        host, _, port = place.rpartition(":")
+        socket.create_connection((host.strip("[]"), int(port)), _TIMEOUT).close()
+        return
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(_TIMEOUT)
+        connection.connect(str(queue_directory / place))
 
 
 def check_transports(postfix: Postfix, operators: Sequence[Operator]) -> Check:

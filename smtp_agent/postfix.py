@@ -121,6 +121,20 @@ def feed_processes(config_directory: Path, host: str, port: int) -> int | None:
     return None if limit is None else int(limit)
 
 
+def feed_milters(config_directory: Path, host: str, port: int) -> list[str]:
+    """The milters of the service that listens there, as postconf(5) smtpd_milters names them; none: nothing is signed.
+
+    Raises:
+        PostfixError: the configuration cannot be read.
+    """
+    listing = run_tool(config_directory, "postconf", "-Px", "*/inet/smtpd_milters")
+    values = dict(re.findall(r"^(\S+)/inet/smtpd_milters = ?(.*)$", listing, re.MULTILINE))
+    value = values.get(f"{host}:{port}", values.get(str(port)))
+    if value is None:
+        value = run_tool(config_directory, "postconf", "-hx", "smtpd_milters")
+    return re.findall(r"(?:unix|inet):[^\s,}]+", value)
+
+
 def listeners(port: int, proc_net: Path = Path("/proc/net")) -> int:
     """How many sockets listen on a TCP port of this machine; no connection is made.
 

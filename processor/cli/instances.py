@@ -17,11 +17,8 @@ from processor.instances import (
 _COLUMNS = (
     "instance",
     "state",
-    "paused_at",
     "seen_at",
-    "started_at",
     "version",
-    "machine_id",
     "chunks",
     "handed",
     "queued",
@@ -29,8 +26,6 @@ _COLUMNS = (
     "uncertain",
     "fence_asked_at",
     "fence_judged_at",
-    "fence_given_back",
-    "fence_uncertain",
 )
 
 

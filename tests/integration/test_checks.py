@@ -26,6 +26,7 @@ from smtp_agent.checks import (
     check_operators,
     check_postfix,
     check_queue,
+    check_signing,
     check_transports,
 )
 from smtp_agent.postfix import Postfix, read_postfix
@@ -96,7 +97,7 @@ def test_all_is_well(values: dict[str, Any], instance: Instance) -> None:
         (what, True, "")
         for what in (
             *("machine", "database", "operators", "postfix", "queue", "log"),
-            *("maxproc", "transports", "feed", "fluentd"),
+            *("maxproc", "signing", "transports", "feed", "fluentd"),
         )
     ]
     assert connects(instance) == before
@@ -234,6 +235,34 @@ def test_no_log(instance: Instance, tmp_path: Path) -> None:
     assert_fails(check, "log", f"{log}: No such file", "in a folder that the agent's user may list")
     log.touch()
     assert check_log(read_postfix(directory)) == Check("log", ok=True, found=str(log))
+
+
+def set_milter(config_directory: Path, milter: str) -> None:
+    """Sets dkim_milter in a main.cf that looks old."""
+    edit = ["postconf", "-c", str(config_directory), "-e", f"dkim_milter={milter}"]
+    subprocess.run(edit, check=True)
+    os.utime(config_directory / "main.cf", (1, 1))
+
+
+@pytest.mark.parametrize("kind", ["unix", "inet"])
+def test_a_signer_that_is_down(
+    values: dict[str, Any], instance: Instance, tmp_path: Path, kind: str
+) -> None:
+    """What signs the feed's mail is to be started; where there is none, that is said and nothing is wrong."""
+    directory = tmp_path / "etc"
+    shutil.copytree(instance.postfix.config_directory, directory)
+    settings = AgentSettings(**values | {"postfix_config_directory": directory})
+    set_milter(directory, "")
+    nothing = check_signing(settings, read_postfix(directory))
+    assert nothing == Check("signing", ok=True, found="no milter: nothing is signed")
+    with socket.socket(socket.AF_UNIX if kind == "unix" else socket.AF_INET) as signer:
+        signer.bind(str(tmp_path / "socket") if kind == "unix" else (LOOPBACK, 0))
+        place = tmp_path / "socket" if kind == "unix" else "{}:{}".format(*signer.getsockname())
+        set_milter(directory, f"{kind}:{place}")
+        check = check_signing(settings, read_postfix(directory))
+        assert_fails(check, "signing", f"{kind}:{place}: Connection refused", "start OpenDKIM")
+        signer.listen()
+        assert check_signing(settings, read_postfix(directory)).found.endswith(f"{kind}:{place}")
 
 
 def test_a_queue_that_cannot_be_listed(instance: Instance, tmp_path: Path) -> None:

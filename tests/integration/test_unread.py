@@ -3,9 +3,10 @@
 import math
 from contextlib import closing
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # re-exported without saying so
     AdminClient,
     AlterConfigOpType,
@@ -20,6 +21,7 @@ from processor.emitting import Emission
 from processor.publishing import Publisher
 from processor.settings import ProcessorSettings
 from processor.unread import Unread
+from testbed.kafka import Kafka
 from tests.conftest import PARTITIONS, TestTopics
 from tests.integration.conftest import due
 
@@ -75,6 +77,21 @@ def test_what_waits_is_told_with_its_age(
     unread.measure(datetime.now(UTC))
     assert told("fairpost_unread_records", DUE_EMAILS) == 0
     assert told("fairpost_unread_age_seconds", DUE_EMAILS) == 0
+
+
+def test_a_broker_that_comes_back(settings: ProcessorSettings, tmp_path: Path) -> None:
+    """What is unread is told again when Kafka is back, however often it goes and comes."""
+    topics = {settings.topic(name): PARTITIONS for name in (DUE_EMAILS, DELIVERY_LOG)}
+    with Kafka(tmp_path / "kafka", topics) as kafka:
+        servers = {"kafka_bootstrap_servers": kafka.bootstrap_servers}
+        unread = Unread(settings.model_copy(update=servers))
+        unread.measure(datetime.now(UTC))
+        for _ in range(2):
+            kafka.stop()
+            with pytest.raises(KafkaException):
+                unread.measure(datetime.now(UTC))
+            kafka.start()
+            unread.measure(datetime.now(UTC))
 
 
 def test_how_long_a_topic_keeps_its_records(

@@ -57,6 +57,7 @@ def test_every_state(state: str) -> None:
         ("planned", {"operator_paused_at": NOW}, "`fairpost operators resume gmail`"),
         ("planned", {"claimed_by": "postfix-b"}, "postfix-b is working"),
         ("handed", {}, "wait for the log of postfix-a"),
+        ("handed", {"handovers": 3}, "`fairpost-agent status` on postfix-a"),
         ("handed", {"fences": [FENCE]}, "a fence is to prove"),
         (
             "handed",

@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import os
 import re
 import sys
 import time
@@ -73,7 +74,7 @@ def test_a_table_of_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     console.show([], as_json=False, columns=["name"])
     assert capsys.readouterr().out.split() == ["name"]
     console.show([], as_json=False)
-    assert capsys.readouterr().out.strip() == ""
+    assert capsys.readouterr().out == ""
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
@@ -290,6 +291,35 @@ def test_logs_are_lines_with_times_in_utc(
     root_logger.handle(record)
     out, err = capsys.readouterr()
     assert (out, err) == ("", "1970-01-01T00:00:00.007Z WARNING a.b: told 5\n")
+
+
+@pytest.mark.usefixtures("root_logger")
+@pytest.mark.parametrize(
+    ("level", "priority"),
+    [("DEBUG", 7), ("INFO", 6), ("WARNING", 4), ("ERROR", 3), ("CRITICAL", 2)],
+)
+def test_lines_of_the_journal_have_a_priority(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], level: str, priority: int
+) -> None:
+    """Where standard error is the journal, each line, of a traceback too, has the priority of its event."""
+    stream = os.fstat(2)
+    monkeypatch.setenv("JOURNAL_STREAM", f"{stream.st_dev}:{stream.st_ino}")
+    console.log_to_stderr("DEBUG")
+    logging.getLogger("a.b").log(logging.getLevelName(level), "told", stack_info=True)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) > 1
+    assert all(line.startswith(f"<{priority}>") for line in lines)
+
+
+@pytest.mark.usefixtures("root_logger")
+def test_a_file_is_no_journal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was started from a service, and writes elsewhere, tells no priorities."""
+    monkeypatch.setenv("JOURNAL_STREAM", "1:2")
+    console.log_to_stderr("INFO")
+    logging.getLogger("a.b").warning("told")
+    assert not capsys.readouterr().err.startswith("<")
 
 
 @pytest.mark.usefixtures("root_logger")
