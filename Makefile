@@ -52,7 +52,7 @@ format: setup ## Format and mend what ruff can
 .PHONY: docs
 docs: setup ## What of docs/ is made from the code: metrics, the reference of the commands, the schemas of the events
 	@$(BIN)/python -m docs.metrics
-	@$(BIN)/python docs/commands.py
+	@$(BIN)/python -m docs.commands
 	@$(BIN)/python -m contract.schemas docs/events
 
 .PHONY: lock

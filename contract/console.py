@@ -24,11 +24,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from rich.table import Table
 
 from contract import printable
+from contract.given_files import FileError, read_lines
 from contract.outage import first_line
 from contract.settings import SettingsError
 
-LONGEST_LINE: Final = 1024 * 1024
-"""Bytes of a line of a file of rows."""
 FAILED: Final = 1
 WRONG: Final = 2
 _INTERRUPTED: Final = 130
@@ -186,21 +185,21 @@ def progress_bar(what: str) -> Iterator[Callable[[int, int | None], None]]:
 def counted_lines(file: IO[bytes]) -> Iterator[Iterator[bytes]]:
     """The lines of a file, with a bar that follows them on a terminal.
 
-    They raise CommandError at one that is over `LONGEST_LINE`, so that no file fills the memory.
+    They raise CommandError at one that is too long.
     """
     path = Path(file.name)
     total = path.stat().st_size if path.is_file() else None
     with progress_bar("bytes") as seen:
 
         def lines() -> Iterator[bytes]:
-            read = number = 0
-            while line := file.readline(LONGEST_LINE + 1):
-                number += 1
-                if len(line) > LONGEST_LINE:
-                    raise CommandError(f"{file.name}:{number}: a line of over {LONGEST_LINE} bytes")
-                read += len(line)
-                seen(read, total)
-                yield line
+            read = 0
+            try:
+                for line in read_lines(file):
+                    read += len(line)
+                    seen(read, total)
+                    yield line
+            except FileError as error:
+                raise CommandError(f"{file.name}: {error}") from None
 
         yield lines()
 

@@ -1,13 +1,16 @@
 """Files that people give: whatever stands in one, it is read within bounds, or refused in one line."""
 
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import msgspec
 
 MAXIMUM: Final = 4 * 1024 * 1024
 """Bytes of a file that is read at once: some hundred thousand domains, or a campaign several times over."""
+LONGEST_LINE: Final = 1024 * 1024
+"""Bytes of a line of a file that is read row by row."""
 
 
 class FileError(ValueError):
@@ -26,9 +29,8 @@ def read_toml(file: Path) -> dict[str, Any]:
         return tomllib.loads(octets.decode())
     except RecursionError:
         raise FileError("is nested too deep") from None
-    except (
-        ValueError
-    ) as error:  # TOMLDecodeError, UnicodeDecodeError, a number that Python does not take
+    # TOMLDecodeError, UnicodeDecodeError, a number that Python does not take
+    except ValueError as error:
         raise FileError(str(error)) from None
 
 
@@ -41,6 +43,20 @@ def read_json(file: Path) -> object:
         raise FileError("is nested too deep") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise FileError(str(error)) from None
+
+
+def read_lines(file: IO[bytes]) -> Iterator[bytes]:
+    """The lines of a file, each with its end.
+
+    Raises:
+        FileError: one is over `LONGEST_LINE`.
+    """
+    number = 0
+    while line := file.readline(LONGEST_LINE + 1):
+        number += 1
+        if len(line) > LONGEST_LINE:
+            raise FileError(f"line {number} is over {LONGEST_LINE} bytes")
+        yield line
 
 
 def _read(file: Path) -> bytes:

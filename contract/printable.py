@@ -5,10 +5,12 @@ turn the direction of writing, half a surrogate pair (CWE-117, CWE-150).
 """
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
+_NAMED: Final = 3
 _PLANE: Final = 0x1_0000
 
 
@@ -20,6 +22,12 @@ def one_line(text: str) -> str:
 def lines(text: str) -> str:
     """The text line by line, its line feeds and tabs kept."""
     return "\n".join("\t".join(map(one_line, line.split("\t"))) for line in text.split("\n"))
+
+
+def named(names: Sequence[str]) -> str:
+    """The first of some names, and how many more there are, for a line."""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
 
 
 def json_text(value: object, *, indent: int | None = None) -> str:

@@ -16,14 +16,12 @@ from msgspec import Struct
 
 from contract.database import Connection, Pool, is_outage
 from contract.outage import outlast
+from contract.printable import named
 
 logger = logging.getLogger(__name__)
 
 APPLIED: Final = "SELECT file, digest FROM fairpost.schema_files ORDER BY ordinal"
 """What was ever applied, the newest last."""
-
-_NAMED: Final = 3
-"""Files that a line names at most."""
 
 
 class SchemaError(Exception):
@@ -141,9 +139,3 @@ async def _applied(connection: Connection) -> list[tuple[str, str]]:
         return await (await connection.execute(APPLIED)).fetchall()
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
         return []
-
-
-def named(names: Sequence[str]) -> str:
-    """The first of some files, for a line."""
-    more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

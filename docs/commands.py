@@ -1,4 +1,4 @@
-"""Writes the reference of both command lines beside this file: `python docs/commands.py`."""
+"""Writes the reference of both command lines beside this file: `python -m docs.commands`."""
 
 from pathlib import Path
 

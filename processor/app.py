@@ -104,6 +104,8 @@ def create_app(settings: ProcessorSettings, directory: str, partitions: int) -> 
         broker_heartbeat_interval=1,
         broker_commit_interval=0.5,
         consumer_auto_offset_reset="earliest",
+        # Where Kafka was away while the group met, a topic may have been left out: it is seen then, not in five minutes.
+        consumer_metadata_max_age_ms=30_000,
         stream_buffer_maxsize=max(_LEAST_BUFFER, 2 * _BUFFERS_A_POLL * _POLL_RECORDS * partitions),
         stream_wait_empty=False,
         # It complains of a first record that comes after so long: stalls are the stall watch's.

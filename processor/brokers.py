@@ -184,9 +184,13 @@ class Refusal:
             KafkaException: there was none for another reason.
         """
         try:
-            return request()
+            answer = request()
         except KafkaException:
             poll(0)
             if self.reason is not None:
                 raise SettingsError(self.reason) from None
             raise
+        # What one broker said while it was restarted is no reason for what fails later.
+        poll(0)
+        self.reason = None
+        return answer

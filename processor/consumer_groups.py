@@ -1,26 +1,29 @@
 """Consumer groups as a person sees them: who is there, and how far behind they are, asked of Kafka without joining one."""
 
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, TypeVar
 
-from confluent_kafka import (
-    Consumer,
-    KafkaError,
-    KafkaException,
-    TopicPartition,
-)
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # re-exported without saying so
     AdminClient,
     OffsetSpec,
 )
 
 from contract import events
+from processor.brokers import Refusal
 from processor.health import LATELY, Group, KafkaVitals, TopicLag
 from processor.kafka_outage import await_answer, checked
 from processor.settings import ProcessorSettings
+
+T = TypeVar("T")
+
+TAKEN: Final[Mapping[str, tuple[str, ...]]] = {
+    "worker": (events.CAMPAIGNS, events.DUE_EMAILS, events.SEND_EMAILS),
+    "tracker": (events.DELIVERY_LOG,),
+}
+"""Which topics the group of each process takes."""
 
 TIMEOUT: Final = 5.0
 """Seconds for Kafka to answer a request."""
@@ -40,17 +43,20 @@ def read_kafka_vitals(settings: ProcessorSettings, now: datetime) -> KafkaVitals
     A few requests, however many records there are.
 
     Raises:
-        KafkaException: Kafka does not answer, or refuses.
+        KafkaException: Kafka does not answer, or refuses what is asked.
+        SettingsError: Kafka refuses the client, or it Kafka.
     """
     kafka = ConsumerGroups(settings)
     present = kafka.partitions(settings.topics)
-    steps = [events.CAMPAIGNS, events.DUE_EMAILS]
-    if settings.planning:
-        steps.append(events.SEND_EMAILS)
     return KafkaVitals(
-        groups=(
-            kafka.group("worker", steps, present, now),
-            kafka.group("tracker", [events.DELIVERY_LOG], present, now),
+        groups=tuple(
+            kafka.group(
+                process,
+                [topic for topic in topics if settings.planning or topic != events.SEND_EMAILS],
+                present,
+                now,
+            )
+            for process, topics in TAKEN.items()
         ),
         dead_letters=kafka.written_since(
             settings.topic(events.DEAD_LETTERS), present, now - LATELY
@@ -60,15 +66,22 @@ def read_kafka_vitals(settings: ProcessorSettings, now: datetime) -> KafkaVitals
 
 
 class ConsumerGroups:
-    """Asks Kafka about the groups of an installation; each method raises KafkaException where it does not answer."""
+    """Asks Kafka about the groups of an installation.
+
+    Each method raises KafkaException where it does not answer, and SettingsError where it refuses the client, or it Kafka.
+    """
 
     def __init__(self, settings: ProcessorSettings) -> None:
         self._settings = settings
-        self._admin = AdminClient(settings.brokers.librdkafka() | {"log_level": 2})
+        self._refusal = Refusal()
+        self._admin = AdminClient(
+            settings.brokers.librdkafka() | {"error_cb": self._refusal, "log_level": 2}
+        )
+        self._consumers: dict[str, Consumer] = {}
 
     def partitions(self, topics: Iterable[str]) -> dict[str, int]:
         """How many partitions each topic has; those that are missing are left out."""
-        found = await_answer(lambda: self._admin.list_topics(timeout=TIMEOUT).topics, TIMEOUT)
+        found = self._ask(lambda: self._admin.list_topics(timeout=TIMEOUT).topics)
         return {name: len(found[name].partitions) for name in topics if name in found}
 
     def group(
@@ -89,11 +102,11 @@ class ConsumerGroups:
         places = [(name, number) for name in named for number in range(present[name])]
         if not places:
             return ()
-        with closing(self._consumer(group)) as consumer:
-            done = self._done(consumer, places)
-            ends = self._offsets(places, _END)
-            behind = {place: done[place] for place in places if ends[place] > done[place]}
-            written = _written(consumer, behind)
+        consumer = self._consumer(group)
+        done = self._done(consumer, places)
+        ends = self._offsets(places, _END)
+        behind = {place: done[place] for place in places if ends[place] > done[place]}
+        written = _written(consumer, behind)
         return tuple(
             TopicLag(
                 topic,
@@ -116,6 +129,7 @@ class ConsumerGroups:
         return sum(ends[place] - starts[place] for place in places if starts[place] >= 0)
 
     def _members(self, group: str) -> int:
+        # No other way tells. Only commands ask, which are no loss where it ends them (see `_consumer`).
         def ask() -> int:
             [future] = self._admin.describe_consumer_groups(
                 [group], request_timeout=TIMEOUT
@@ -127,33 +141,40 @@ class ConsumerGroups:
                     return 0
                 raise
 
-        return await_answer(ask, TIMEOUT)
+        return self._ask(ask)
 
     def _consumer(self, group: str) -> Consumer:
-        """Reads as the group does, and does not join it."""
-        return Consumer(
-            {
-                **self._settings.brokers.librdkafka(),
-                "group.id": group,
-                "enable.auto.commit": False,
-                "auto.offset.reset": "earliest",
-                "queued.min.messages": 1,
-                "fetch.message.max.bytes": 10_000,
-                "fetch.wait.max.ms": 10,
-                "log_level": 2,
-            }
-        )
+        """One that looks at a group and never joins it.
+
+        An AdminClient that asks a group's coordinator ends the process where the connection breaks meanwhile
+        (librdkafka 2.16, pull request 5397).
+        """
+        if group not in self._consumers:
+            self._consumers[group] = Consumer(
+                {
+                    **self._settings.brokers.librdkafka(),
+                    "group.id": group,
+                    "enable.auto.commit": False,
+                    "auto.offset.reset": "earliest",
+                    "queued.min.messages": 1,
+                    "fetch.message.max.bytes": 10_000,
+                    "fetch.wait.max.ms": 10,
+                    "fetch.queue.backoff.ms": 10,
+                    "error_cb": self._refusal,
+                    "log_level": 2,
+                }
+            )
+        return self._consumers[group]
 
     def _done(self, consumer: Consumer, places: list[Place]) -> dict[Place, int]:
         """The offset from which on each partition is to be done."""
+        asked = [TopicPartition(*place) for place in places]
 
-        # Not asked by AdminClient: while a coordinator starts, its answer ends the process (librdkafka 2.16: SIGSEGV in
-        # rd_kafka_handle_OffsetFetch), and once it was away it is not asked again (librdkafka's issue 4605).
         def ask() -> list[TopicPartition]:
-            asked = [TopicPartition(*place) for place in places]
             return checked(consumer.committed(asked, timeout=TIMEOUT))
 
-        committed = {(p.topic, p.partition): p.offset for p in await_answer(ask, TIMEOUT)}
+        found = await_answer(lambda: self._refusal.ask(ask, consumer.poll), TIMEOUT)
+        committed = {(p.topic, p.partition): p.offset for p in found}
         first = self._offsets(places, _FIRST)
         return {place: max(committed.get(place, 0), first[place]) for place in places}
 
@@ -164,20 +185,28 @@ class ConsumerGroups:
             futures = self._admin.list_offsets(asked, request_timeout=TIMEOUT)
             return {(p.topic, p.partition): f.result().offset for p, f in futures.items()}
 
-        return await_answer(ask, TIMEOUT)
+        return self._ask(ask)
+
+    def _ask(self, request: Callable[[], T]) -> T:
+        return await_answer(lambda: self._refusal.ask(request, self._admin.poll), TIMEOUT)
 
 
 def _written(consumer: Consumer, offsets: Mapping[Place, int]) -> dict[Place, datetime]:
     """When the records at these offsets were written; those that do not come in time are left out."""
     written: dict[Place, datetime] = {}
+    if not offsets:
+        return written
     consumer.assign([TopicPartition(*place, offset) for place, offset in offsets.items()])
-    end = time.monotonic() + _OLDEST_SECONDS
-    while len(written) < len(offsets) and (seconds := end - time.monotonic()) > 0:
-        message = consumer.poll(seconds)
-        if message is not None and message.error() is None:
-            place = (message.topic() or "", message.partition() or 0)
-            at = datetime.fromtimestamp(message.timestamp()[1] / 1000, UTC)
-            written.setdefault(place, at)
+    try:
+        end = time.monotonic() + _OLDEST_SECONDS
+        while len(written) < len(offsets) and (seconds := end - time.monotonic()) > 0:
+            message = consumer.poll(seconds)
+            if message is not None and message.error() is None:
+                place = (message.topic() or "", message.partition() or 0)
+                at = datetime.fromtimestamp(message.timestamp()[1] / 1000, UTC)
+                written.setdefault(place, at)
+    finally:
+        consumer.unassign()
     return written
 
 

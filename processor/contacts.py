@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from contract.addresses import suppression_key
 from contract.events import DueEmail
+from contract.given_files import FileError, read_json, read_lines
 from contract.outage import first_line
 from processor.due_files import read_csv, read_json_lines
 
@@ -58,10 +59,10 @@ def read_contact(file: Path | None, wanted: Wanted) -> DueEmail:
         elif file.suffix.lower() in _READERS:
             found = _find(file, wanted)
         else:
-            found = _due(wanted, msgspec.json.decode(file.read_bytes(), type=dict[str, Any]))
+            found = _due(wanted, msgspec.convert(read_json(file), dict[str, Any]))
     except OSError as error:
         raise ContactError(f"{file}: {error.strerror or error}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (FileError, msgspec.ValidationError) as error:
         raise ContactError(f"{file}: {first_line(error)}") from None
     except ContactError:
         raise
@@ -89,8 +90,8 @@ def _find(file: Path, wanted: Wanted) -> DueEmail:
         "email_key": wanted.email_key or _UNNAMED,
     }
     bad = 0
-    with file.open("rb") as lines:
-        for row in _READERS[file.suffix.lower()](lines, defaults):
+    with file.open("rb") as opened:
+        for row in _READERS[file.suffix.lower()](read_lines(opened), defaults):
             due = row.value
             if due is None:
                 bad += 1

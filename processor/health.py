@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from contract import events
 from contract.checks import Check
+from contract.printable import named
 from processor.fleet import Sending
 from processor.instances import SILENT_AFTER, InstanceState
 
@@ -44,9 +45,6 @@ UNTOLD: Final = timedelta(minutes=1)
 
 LATELY: Final = timedelta(hours=1)
 """Dead letters since then are told."""
-
-_NAMED: Final = 3
-"""How many names a line holds."""
 
 
 def _time(seconds: float) -> str:
@@ -212,7 +210,7 @@ def judge_kafka(vitals: KafkaVitals, *, sending: bool) -> list[Check]:
 def _topics(missing: Sequence[str]) -> Check:
     if not missing:
         return Check("topics", ok=True, found="all are there")
-    found = f"{len(missing)} missing: {_names(missing)}"
+    found = f"{len(missing)} missing: {named(missing)}"
     return Check("topics", ok=False, found=found, remedy="run `fairpost topics create`")
 
 
@@ -227,7 +225,7 @@ def judge_group(group: Group, *, sending: bool) -> Check:
     behind = [lag.topic for lag in group.lags if _is_behind(lag, sending=sending)]
     if behind:
         remedy = (
-            f"too far behind on {_names(behind)}: see the log of `{command}`, or start more of them"
+            f"too far behind on {named(behind)}: see the log of `{command}`, or start more of them"
         )
         return Check(group.process, ok=False, found=found, remedy=remedy)
     return Check(group.process, ok=True, found=found)
@@ -260,7 +258,7 @@ def _instances(instances: Mapping[str, InstanceState]) -> Check:
     found = ", ".join(
         [f"{len(alive)} alive"]
         + [
-            f"{len(by_state[state])} {state} ({_names(by_state[state])})"
+            f"{len(by_state[state])} {state} ({named(by_state[state])})"
             for state in (InstanceState.PAUSED, InstanceState.SILENT)
             if by_state[state]
         ]
@@ -320,12 +318,12 @@ def _campaigns(vitals: Vitals) -> Check:
         return Check(
             "campaigns",
             ok=False,
-            found=f"due e-mails of {_names(vitals.without_event)} wait for the campaign itself",
+            found=f"due e-mails of {named(vitals.without_event)} wait for the campaign itself",
             remedy="publish its campaign.scheduled, see `fairpost publish campaign`",
         )
     if stopped := stuck(vitals):
-        operators = _names(sorted({one.operator for one in stopped}))
-        campaigns = _names(sorted({one.campaign_id for one in stopped}))
+        operators = named(sorted({one.operator for one in stopped}))
+        campaigns = named(sorted({one.campaign_id for one in stopped}))
         return Check(
             "campaigns",
             ok=False,
@@ -343,7 +341,7 @@ def _late(backlog: Iterable[Backlog]) -> Check:
     remedy = (
         f"`fairpost campaigns show {late[0]}` says when it ends; cancel what is of no use any more"
     )
-    return Check("finish_by", ok=False, found=f"over for {_names(late)}", remedy=remedy)
+    return Check("finish_by", ok=False, found=f"over for {named(late)}", remedy=remedy)
 
 
 def _unplanned(vitals: Vitals) -> Check:
@@ -381,7 +379,7 @@ def _outbox(seconds: float) -> Check:
 def _books(unbalanced: Sequence[str]) -> Check:
     if not unbalanced:
         return Check("books", ok=True, found="every dispatch is accounted for")
-    found = f"the dispatches of {_names(unbalanced)} are not the sum of their states"
+    found = f"the dispatches of {named(unbalanced)} are not the sum of their states"
     return Check("books", ok=False, found=found, remedy="please report this")
 
 
@@ -399,8 +397,3 @@ def _waiting(oldest: Oldest, what: str) -> str:
         if oldest.number
         else "none"
     )
-
-
-def _names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more

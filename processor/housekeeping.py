@@ -7,7 +7,7 @@ from typing import Any, Final
 from psycopg import AsyncConnection
 
 from processor import metrics
-from processor.overview import list_campaigns
+from processor.overview import unbalanced
 
 logger = logging.getLogger(__name__)
 
@@ -63,8 +63,8 @@ async def drop_old_retries(connection: AsyncConnection[Any]) -> int:
 
 
 async def check_balance(connection: AsyncConnection[Any]) -> list[str]:
-    """The campaigns whose dispatches are not the sum of their states, in one snapshot; there should be none."""
-    wrong = [c for c in await list_campaigns(connection) if c.dispatches != c.accounted]
+    """Tells of each campaign whose dispatches are not the sum of their states; answers which."""
+    wrong = await unbalanced(connection)
     metrics.IMBALANCE.set(len(wrong))
     for campaign in wrong:
         logger.error(

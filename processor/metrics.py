@@ -237,7 +237,7 @@ UNPLANNED_AGE: Final = declare(
     "Age of the first reservation that is not yet planned; 0 where there is none.",
     of=_TRACKER,
     whole=True,
-    watch="Goes back to 0. Above a minute without lag in planning: `fairpost dispatches`.",
+    watch="Goes back to 0. Above a minute without lag in planning: `fairpost dispatches --unplanned`.",
 )
 OUTBOX_AGE: Final = declare(
     Gauge,

@@ -148,6 +148,11 @@ async def list_campaigns(
     return await _campaigns(connection, None, active=active)
 
 
+async def unbalanced(connection: AsyncConnection[Any]) -> list[Campaign]:
+    """The campaigns whose dispatches are not the sum of their states, in one snapshot; there should be none."""
+    return [c for c in await list_campaigns(connection) if c.dispatches != c.accounted]
+
+
 async def show_campaign(connection: AsyncConnection[Any], campaign_id: str) -> Campaign:
     """One campaign; raises CampaignError where there is none."""
     found = await _campaigns(connection, campaign_id)

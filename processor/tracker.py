@@ -19,6 +19,7 @@ from contract.lifetime import live, rest, stop_on_signals
 from contract.notify import NOBODY, Notifier, telling
 from contract.outage import RETRIES, first_line, outlast
 from contract.pulse import Pulse
+from contract.settings import SettingsError
 from processor import housekeeping, metrics
 from processor.consuming import Record
 from processor.dead_letters import dead_letter
@@ -211,7 +212,8 @@ async def _measure_topics(settings: ProcessorSettings, stop: asyncio.Event) -> N
     unread = Unread(settings)
 
     def is_away(error: Exception) -> bool:
-        return isinstance(error, KafkaException | TopicsError)
+        # Also a refusal: by it alone no tracker ends that runs already.
+        return isinstance(error, KafkaException | TopicsError | SettingsError)
 
     while not stop.is_set():
         await outlast(

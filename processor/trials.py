@@ -28,7 +28,6 @@ from contract.events import (
 from contract.states import FINAL
 from processor.audit import Act, Action, record
 from processor.overview import CampaignError, unknown_campaign
-from processor.suppressions import Selection, list_suppressions
 
 PREFIX: Final = "[test] "
 """Of the subject, and of the trial's name."""
@@ -38,7 +37,8 @@ _READ: Final = """
 SELECT name, sender, reply_to, scheduled_for, finish_by, templates, unsubscribe_url, headers
   FROM campaigns WHERE campaign_id = %s"""
 
-_NOW_AND_DIGEST: Final = "SELECT clock_timestamp(), (mailbox_forms(%s))[2]"
+_ADDRESS: Final = """
+SELECT clock_timestamp(), (mailbox_forms(%(mailbox)s))[2], EXISTS (SELECT FROM suppressing(%(mailbox)s, %(campaign_id)s))"""
 
 _LOOK_SECONDS: Final = 0.5
 
@@ -141,15 +141,14 @@ async def begin(
         CampaignError: the campaign's mail does not go to that address.
         EventError: as by `trial`.
     """
-    mailbox = suppression_key(due.email)
-    for found in await list_suppressions(connection, Selection(mailbox=mailbox), limit=None):
-        if found.campaign_id in (None, campaign.campaign_id):
-            raise CampaignError(
-                f"{due.email}: is suppressed; see `fairpost suppressions check {due.email}`"
-            )
-    row = await (await connection.execute(_NOW_AND_DIGEST, (mailbox,))).fetchone()
+    values = {"mailbox": suppression_key(due.email), "campaign_id": campaign.campaign_id}
+    row = await (await connection.execute(_ADDRESS, values)).fetchone()
     assert row is not None  # noqa: S101  it has a row
-    now, digest = row
+    now, digest, suppressed = row
+    if suppressed:
+        raise CampaignError(
+            f"{due.email}: is suppressed; see `fairpost suppressions check {due.email}`"
+        )
     made = trial(campaign, due, trial_id, now)
     details = {"test": trial_id, "email_key": due.email_key, "to": digest}
     await record(connection, actor, Act(Action.CAMPAIGN_TEST, campaign.campaign_id, details))

@@ -4,17 +4,12 @@ While sending is off, due e-mails wait on their topic for as long as that keeps 
 """
 
 from datetime import datetime
-from typing import Final
 
-from contract.events import CAMPAIGNS, DELIVERY_LOG, DUE_EMAILS, SEND_EMAILS
 from contract.metrics import tell_all
 from processor import metrics
-from processor.consumer_groups import ConsumerGroups
+from processor.consumer_groups import TAKEN, ConsumerGroups
 from processor.settings import ProcessorSettings
 from processor.topics import Topics
-
-_GROUPS: Final = {"worker": (CAMPAIGNS, DUE_EMAILS, SEND_EMAILS), "tracker": (DELIVERY_LOG,)}
-"""Which topics each group takes."""
 
 
 class Unread:
@@ -30,11 +25,12 @@ class Unread:
 
         Raises:
             KafkaException, TopicsError: Kafka does not answer.
+            SettingsError: Kafka refuses the client, or it Kafka.
         """
         present = self._groups.partitions(self._settings.topics)
         lags = [
             lag
-            for process, topics in _GROUPS.items()
+            for process, topics in TAKEN.items()
             for lag in self._groups.lags(process, topics, present, now)
         ]
         tell_all(metrics.UNREAD, {(lag.topic,): lag.records for lag in lags})

@@ -12,7 +12,7 @@ from processor.fleet import show_sending
 from processor.health import PACE_WINDOW, STUCK, Backlog, Oldest, OperatorPace, Vitals
 from processor.instances import instance_states
 from processor.observation import open_messages, outbox_age, unplanned_dispatches
-from processor.overview import MAY_GO_ON, list_campaigns
+from processor.overview import MAY_GO_ON, unbalanced
 
 # A lane's hand-overs of the window, and its last one, are found by index, instance by instance.
 _OPERATORS: Final = """
@@ -63,11 +63,7 @@ async def read_vitals(connection: AsyncConnection[Any]) -> Vitals:
         uncertain=(await open_messages(connection))[MessageState.UNCERTAIN],
         fences=Oldest(*await unjudged_fences(connection)),
         outbox=await outbox_age(connection),
-        unbalanced=tuple(
-            campaign.campaign_id
-            for campaign in await list_campaigns(connection)
-            if campaign.dispatches != campaign.accounted
-        ),
+        unbalanced=tuple(campaign.campaign_id for campaign in await unbalanced(connection)),
     )
 
 

@@ -7,7 +7,7 @@ import os
 import random
 import re
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from importlib.metadata import version
 from math import inf, nan
@@ -226,9 +226,10 @@ class Agent:
 
     async def _audit(self) -> None:
         """Asks every now and then for what Postfix should have told long since."""
+        age = timedelta(seconds=self._settings.audit_age_seconds)
         while True:
             await asyncio.sleep(self._settings.audit_seconds * random.uniform(0.8, 1.2))
-            await self._fence.audit()
+            await self._fence.audit(age)
 
     def _watch_postfix(self) -> None:
         """Demands a fence when Postfix was restarted since the last one."""

@@ -16,7 +16,8 @@ from contract.checks import Check
 from contract.database import conninfo
 from contract.operators import Operator
 from contract.outage import first_line
-from contract.schema import APPLIED, named, schema_files
+from contract.printable import named
+from contract.schema import APPLIED, schema_files
 from contract.schema import compare as compare_schema
 from contract.transport_settings import TransportError
 from smtp_agent.agent import AgentError, machine_id
@@ -104,17 +105,17 @@ def check_database(settings: AgentSettings) -> Check:
     return Check("database", ok=True, found=f"answers, schema and rights are there{newer}")
 
 
-def check_operators(named: Collection[str], operators: Sequence[Operator]) -> Check:
+def check_operators(served: Collection[str], operators: Sequence[Operator]) -> Check:
     """The operators that the setting names are there; an empty setting names them all."""
     known = {operator.name for operator in operators}
-    if unknown := sorted(set(named) - known):
+    if unknown := sorted(set(served) - known):
         return Check(
             "operators",
             ok=False,
             found=f"the setting names {', '.join(unknown)}, which the database lacks",
             remedy="see `fairpost operators list`; correct the setting operators, or run `fairpost operators apply`",
         )
-    return Check("operators", ok=True, found=f"serves {len(named) or len(known)} of {len(known)}")
+    return Check("operators", ok=True, found=f"serves {len(served) or len(known)} of {len(known)}")
 
 
 def check_postfix(postfix: Postfix) -> Check:

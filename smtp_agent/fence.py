@@ -33,7 +33,6 @@ logger = logging.getLogger(__name__)
 
 FenceReason = Literal["start", "doubt", "restart", "audit"]
 
-_AUDITED_AGE: Final = timedelta(minutes=10)
 """What was handed over later than that may still be on its way through Postfix."""
 
 _TAKE_OVER: Final = "SELECT take_over(%s)"
@@ -162,9 +161,9 @@ class Fence:
         """Asks for a fence; waits through outages of Postfix and Postgres. No batch may be under way."""
         return await outlast("fence", partial(self._ask_once, reason), _is_outage)
 
-    async def audit(self) -> Asked:
-        """Asks what became of messages that Postfix should have had long since; batches may be under way."""
-        return await outlast("audit", self._audit_once, _is_outage)
+    async def audit(self, age: timedelta) -> Asked:
+        """Asks what became of messages that were handed over so long ago; batches may be under way."""
+        return await outlast("audit", partial(self._audit_once, age), _is_outage)
 
     async def _ask_once(self, reason: FenceReason) -> Asked:
         self._check_listeners()
@@ -178,9 +177,9 @@ class Fence:
             await self._confirm(token)
         return self._tell(asked)
 
-    async def _audit_once(self) -> Asked:
+    async def _audit_once(self, age: timedelta) -> Asked:
         token = uuid4().hex
-        asked = await self._store(token, "audit", _AUDITED_AGE)
+        asked = await self._store(token, "audit", age)
         await self._feed.ask(fence_sender(token, self._bounce_domain))
         await self._confirm(token)
         return self._tell(asked)

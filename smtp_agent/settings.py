@@ -35,6 +35,7 @@ class AgentSettings(Settings):
     feed_connections: Annotated[int, Field(ge=1, le=100)] = 5
     lease_seconds: Annotated[float, Field(ge=3, le=600)] = 30
     audit_seconds: Annotated[float, Field(ge=1)] = 3600
+    audit_age_seconds: Annotated[float, Field(ge=1)] = 600
     drain_seconds: Annotated[float, Field(ge=1, le=600)] = 10
     postfix_config_directory: Path = Path("/etc/postfix")
     lock_directory: Path = Path("/run/fairpost")

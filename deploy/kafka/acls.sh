@@ -24,10 +24,12 @@ allow fairpost-worker --operation Describe --topic "${p}delivery-log"
 allow fairpost-worker --operation Read --group "${p}fairpost-worker"
 
 # fairpost tracker
-allow fairpost-tracker --operation Read --topic "${p}delivery-log"
+for topic in campaigns due-emails send-emails delivery-log; do
+  allow fairpost-tracker --operation Read --operation DescribeConfigs --topic "$p$topic"
+done
 allow fairpost-tracker --operation Write --topic "${p}delivery-status" --topic "${p}dead-letters"
-allow fairpost-tracker --operation Describe --topic "${p}campaigns"
 allow fairpost-tracker --operation Read --group "${p}fairpost-tracker"
+allow fairpost-tracker --operation Describe --group "${p}fairpost-worker"
 
 # Fluentd on a mail host
 allow fairpost-fluentd --operation Write --topic "${p}delivery-log"

@@ -4,6 +4,7 @@ import click
 
 from contract import console
 from contract.states import MessageState
+from processor.cli.completing import campaign_argument, complete_operator
 from processor.cli.session import actor, json_option, settings_of, with_database
 from processor.rejected import Selection, count_rejected, list_reasons, retry
 
@@ -11,8 +12,13 @@ _REASONS = 20
 
 
 @click.command("retry-rejected")
-@click.argument("campaign_id", metavar="CAMPAIGN")
-@click.option("--operator", metavar="NAME", help="Only what was planned for this operator.")
+@campaign_argument
+@click.option(
+    "--operator",
+    metavar="NAME",
+    shell_complete=complete_operator,
+    help="Only what was planned for this operator.",
+)
 @click.option(
     "--reason", metavar="TEXT", help="Only what was rejected for a reason with this text."
 )

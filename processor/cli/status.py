@@ -7,11 +7,14 @@ from typing import Final
 import click
 import psycopg
 from confluent_kafka import KafkaException
+from psycopg import errors
 
 from contract.checks import Check, exit_code, show_checks
 from contract.database import conninfo
 from contract.outage import first_line
+from contract.settings import SettingsError
 from contract.watching import watch_option, watched
+from processor.brokers import advise
 from processor.cli.session import json_option, settings_of
 from processor.consumer_groups import read_kafka_vitals
 from processor.health import NOT_WELL, Vitals, judge, judge_kafka
@@ -76,10 +79,10 @@ async def _ask_database(settings: ProcessorSettings) -> Vitals:
 
 def _no_database(error: Exception) -> Check:
     match error:
-        case psycopg.errors.UndefinedTable() | psycopg.errors.UndefinedColumn():
+        case errors.UndefinedTable() | errors.UndefinedColumn() | errors.UndefinedFunction():
             found = "its schema is missing or old, or hidden from this role"
             remedy = "run `fairpost migrate`, or GRANT fairpost_processor TO the role"
-        case psycopg.errors.InsufficientPrivilege():
+        case errors.InsufficientPrivilege():
             found, remedy = first_line(error), "GRANT fairpost_processor TO the role"
         case TimeoutError():
             found = f"did not answer within {PATIENCE:g} s"
@@ -94,6 +97,7 @@ def _look_at_kafka(settings: ProcessorSettings, *, sending: bool) -> list[Check]
         vitals = read_kafka_vitals(settings, datetime.now(UTC))
     except KafkaException as error:
         found = f"{settings.kafka_bootstrap_servers}: {error.args[0].str()}"
-        remedy = "is Kafka up, and `kafka_bootstrap_servers` right?"
-        return [Check("kafka", ok=False, found=found, remedy=remedy)]
+        return [Check("kafka", ok=False, found=found, remedy=advise(error.args[0]))]
+    except SettingsError as error:
+        return [Check("kafka", ok=False, found=str(error))]
     return [Check("kafka", ok=True, found="answers"), *judge_kafka(vitals, sending=sending)]

@@ -126,7 +126,7 @@ def accept(context: click.Context, *, yes: bool) -> None:
         raise TopicsError(f"topic {topic} is missing: run `fairpost topics create`")
     count = counts[topic]
     known = with_database(settings, lambda connection: known_partitions(connection, settings))
-    if known == count:
+    if known in (None, count):  # none: no worker or tracker has ever seen it
         console.complain(f"{topic}: {count} partitions, as before")
         return
     if not yes:

@@ -85,11 +85,12 @@ _SLOW_POSTFIX: Final = {"smtpd_end_of_data_restrictions": "sleep 8"}
 _FAST_POSTFIX: Final = {"smtpd_end_of_data_restrictions": ""}
 
 AUDIT_SECONDS = 20
+AUDIT_AGE_SECONDS = 60
 
 FALL_SECONDS = 20.0
 """An armed agent that did not come to its fail point by then is killed."""
-SETTLE_SECONDS: Final = {False: 240.0, True: 900.0}
-"""An audit gives a Postfix that was ended ten minutes to tell what became of a message."""
+SETTLE_SECONDS: Final = 360.0
+"""Of what a Postfix that was ended never told, an audit knows a minute later."""
 QUIET_SECONDS = 3.0
 SETTLE_POLL = 0.25
 
@@ -180,11 +181,10 @@ def _run_part(
         play = Play(testbed, installation, producer, Flow(producer, workload), agents, house)
         with Progress(console, lambda: play.standing(schedule)):
             play.perform(schedule)
-            patience = SETTLE_SECONDS[bool(play.troubles)]
-            settled = play.settle(patience)
+            settled = play.settle(SETTLE_SECONDS)
         seconds = time.monotonic() - started
         verdict = judge(testbed, installation, workload, play.troubles)
-    stuck = () if settled else (f"work is not done {patience:g} s after the end",)
+    stuck = () if settled else (f"work is not done {SETTLE_SECONDS:g} s after the end",)
     ends = [f"{number} {state}" for state, number in sorted(verdict.states.items())]
     troubles = (
         f"Postfix ended {scale.postfix_ends} times, its log rotated {scale.rotations} times; "
@@ -215,6 +215,7 @@ def _start_agent(
         instance,
         FAIRPOST_LEASE_SECONDS=str(LEASE_SECONDS),
         FAIRPOST_AUDIT_SECONDS=str(AUDIT_SECONDS),
+        FAIRPOST_AUDIT_AGE_SECONDS=str(AUDIT_AGE_SECONDS),
         # What a killed agent leaves behind goes with the folder of the run.
         TMPDIR=str(installation.directory),
         **settings,

@@ -42,7 +42,7 @@ _PENDING = "SELECT dispatch_id FROM pending ORDER BY dispatch_id"
 
 _CHUNKS = """
 SELECT k.chunk_id, k.campaign_id, k.operator, k.number, k.capacity, k.size,
-       to_jsonb(c) - 'chunk_id' || jsonb_build_object('planned', k.planned)
+       to_jsonb(c) - 'chunk_id' - 'is_open' || jsonb_build_object('planned', k.planned)
   FROM chunks k LEFT JOIN chunk_counts c USING (chunk_id) ORDER BY k.campaign_id, k.number"""
 
 _MESSAGES_BY_CHUNK = """

@@ -54,6 +54,8 @@ async def test_names_are_completed(post: Post, complete: Complete) -> None:
         (("uncertain", "list", "--campaign", "su"), {"summer"}),
         (("suppressions", "list", "--campaign", "su"), {"summer"}),
         (("publish", "due-emails", "--campaign", "su"), {"summer"}),
+        (("campaigns", "retry-rejected", "su"), {"summer"}),
+        (("campaigns", "retry-rejected", "spring", "--operator", "g"), {"gmail"}),
         (("campaigns", "sho"), {"show"}),
     ):
         assert set(await asyncio.to_thread(complete, *words)) == offered, words

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,13 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from pydantic import SecretStr
 
 from contract.envelope import sender_of
+from contract.metrics import REGISTRIES
+from contract.metrics import Process as Kind
 from processor.brokers import Brokers
 from processor.emitting import Emission, Emitter
 from processor.publishing import Publisher
 from processor.settings import ProcessorSettings
+from processor.unread import Unread
 from testbed import Testbed
 from testbed.certificates import Authority
 from testbed.fluentd import Fluentd
@@ -277,6 +281,22 @@ async def test_from_due_to_told(
         assert password(process.name) not in said
 
 
+def test_a_tracker_measures_every_topic(guarded: Guarded, environment: dict[str, str]) -> None:
+    """With its rights it learns of each topic what waits there, for how long, and how long Kafka keeps it."""
+    login = environment | guarded.login("tracker")
+    settings = ProcessorSettings(
+        **{name.removeprefix("FAIRPOST_").lower(): value for name, value in login.items()}  # type: ignore[arg-type]
+    )
+    waiting = Emission(f"{PREFIX}due-emails", "u", b"{}")
+    assert Publisher(guarded.brokers("producer")).publish([waiting]) == [None]
+    Unread(settings).measure(datetime.now(UTC))
+    for topic in ("campaigns", "due-emails", "send-emails", "delivery-log"):
+        for name in ("unread_records", "unread_age_seconds", "retention_seconds"):
+            told = REGISTRIES[Kind.TRACKER].get_sample_value(f"fairpost_{name}", {"topic": topic})
+            assert told is not None, (name, topic)
+            assert told > 0 or topic != "due-emails"
+
+
 PLANNED = """
 SELECT c.state::text FROM messages JOIN chunks USING (chunk_id) JOIN campaigns c USING (campaign_id)
  WHERE campaign_id = %s"""
@@ -372,6 +392,18 @@ def test_publishing_with_a_wrong_password(guarded: Guarded, environment: dict[st
     assert total == "published 0 due e-mails, 1 bad rows"
 
 
+def test_status_with_a_wrong_password(guarded: Guarded, environment: dict[str, str]) -> None:
+    """That Kafka refuses the login is a line that names the settings, beside those of the database."""
+    login = environment | guarded.login("people", FAIRPOST_KAFKA_SASL_PASSWORD="wrong")
+    done = run_command("fairpost", ("status", "--json"), login, check=False)
+    assert done.returncode == 1
+    checks = {check["what"]: check for check in json.loads(done.stdout)}
+    assert checks["database"]["ok"]
+    assert "SASL authentication error" in checks["kafka"]["found"]
+    assert "kafka_sasl_password" in checks["kafka"]["found"]
+    assert done.stderr == ""
+
+
 def set_password(guarded: Guarded, role: str, secret: str) -> None:
     """Changes a role's password in Kafka, which asks for it at the next connection."""
     mechanism = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
@@ -387,13 +419,21 @@ async def test_a_login_that_is_refused_later(
 ) -> None:
     """Processes that run already wait, say so, and go on when they are let in again."""
     worker, tracker = start("worker"), start("tracker")
+    people = environment | guarded.login("people")
+
+    def both_run() -> bool:
+        done = run_command("fairpost", ("status", "--json"), people, check=False)
+        found = {check["what"]: check["found"] for check in json.loads(done.stdout)}
+        return all(found.get(name, "").startswith("1 running") for name in ("worker", "tracker"))
+
+    await asyncio.to_thread(wait_until, both_run, timeout=60, what="worker and tracker")
     for role in ("worker", "tracker"):
         set_password(guarded, role, "another")
     guarded.kafka.stop()
     guarded.kafka.start()
     await asyncio.to_thread(
         wait_until,
-        lambda: "SASL authentication error" in tracker.log.read_text(),
+        lambda: "delivery-log: kafka" in tracker.log.read_text(),
         timeout=60,
         what="the tracker says that it is refused",
     )
@@ -414,7 +454,7 @@ async def test_a_login_that_is_refused_later(
     )
     await until_planned(post, "later", "waiting")
     said = tracker.log.read_text()
-    assert said.count("SASL authentication error") == 1
+    assert said.count("delivery-log: kafka") == 1
     assert worker.running
     assert tracker.running
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from contract.metrics import CATALOGUE
 from docs.metrics import page
+from processor import health
 from processor.cli import cli as fairpost
 from smtp_agent.cli import cli as fairpost_agent
 from testbed.prometheus import promtool
@@ -63,15 +65,35 @@ def test_no_alert_is_explained_that_is_none() -> None:
     assert re.findall(r"^## (Fairpost\w+)", OPERATING, re.MULTILINE) == NAMES
 
 
+@pytest.mark.parametrize(
+    ("metric", "threshold"),
+    [
+        ("fairpost_unplanned_age_seconds", health.UNPLANNED),
+        ("fairpost_fence_age_seconds", health.UNJUDGED),
+        ("fairpost_outbox_age_seconds", health.UNTOLD),
+    ],
+    ids=["unplanned", "fence", "outbox"],
+)
+def test_no_alert_goes_off_while_status_says_ok(metric: str, threshold: timedelta) -> None:
+    """What an alert waits for is no less than what `fairpost status` takes for not well."""
+    [seconds] = re.findall(rf"max\({metric}\) > (\d+)", ALERTS)
+    assert int(seconds) >= threshold.total_seconds()
+
+
 def test_commands_that_people_are_told_exist() -> None:
-    """Each `fairpost …` that docs/operating.md and docs/metrics.md name is a command."""
+    """Each `fairpost …` that a document names is a command, and takes the options that it is shown with."""
     roots = {"fairpost": fairpost, "fairpost-agent": fairpost_agent}
-    named = re.findall(r"`(fairpost(?:-agent)?) ([a-z -]+)", OPERATING + page())
-    assert len(named) > 10
+    files = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("deploy/*/README.md")]
+    text = page() + "".join(file.read_text() for file in files if file.stem != "commands")
+    named = re.findall(r"`(fairpost(?:-agent)?)((?:\s+(?:--)?[a-z][a-z-]*)+)", text)
+    assert len(named) > 50
     for program, words in named:
         command: click.Command = roots[program]
         for word in words.split():
-            if isinstance(command, click.Group):
+            if word.startswith("--"):
+                known = {name for option in command.params for name in option.opts} | {"--help"}
+                assert word in known, f"{program} {words}"
+            elif isinstance(command, click.Group):
                 assert word in command.commands, f"{program} {words}"
                 command = command.commands[word]
 

@@ -12,7 +12,7 @@ from psycopg.errors import InsufficientPrivilege
 
 from contract.operators import Operator
 from contract.states import MessageState
-from processor.housekeeping import sweep_all
+from processor.housekeeping import end_campaigns, sweep_all
 from processor.operators import apply_operators
 from processor.overview import CampaignError, show_campaign
 from processor.rejected import Selection, count_rejected, list_reasons, retry
@@ -100,6 +100,26 @@ async def test_a_chunk_that_was_done_is_claimed_again(post: Post) -> None:
     assert (campaign.planned, campaign.rejected, campaign.ended_at) == (3, 0, None)
     _, batch = await post.hand(3)
     assert [recipient.dispatch_id for recipient in batch.recipients] == ids
+
+
+async def test_a_campaign_that_is_retried_just_now_does_not_end(post: Post) -> None:
+    """Though all of it is final until the retry commits, housekeeping passes it over: no mail is left in an ended campaign."""
+    await post.apply(scheduled())
+    await post.plan([due(1)])
+    await reject(post, 1)
+    await post.owner.execute(
+        "UPDATE chunks SET opened_at = '2024-05-01', claimed_at = '2024-05-01'"
+    )
+    await post.owner.execute("UPDATE campaigns SET applied_at = '2024-05-01'")
+    async with (
+        post.worker.connection() as retrying,
+        post.worker.connection() as keeping,
+        retrying.transaction(),
+    ):
+        found = await count_rejected(retrying, ALL)
+        assert await retry(retrying, ALL, until=found.at, actor="ann") == {PLANNED: 1}
+        assert await end_campaigns(keeping) == 0
+    await post.hand(1)
 
 
 async def test_a_repeated_word_of_the_agent_changes_nothing(post: Post) -> None:

@@ -1,5 +1,6 @@
 """`fairpost status`: what is read of the fleet, and that the command answers whatever is away."""
 
+import asyncio
 import os
 import re
 import signal
@@ -390,6 +391,15 @@ def test_a_database_without_schema(
     """Before the first migration the line says what to run."""
     monkeypatch.setenv("FAIRPOST_DATABASE", testbed.postgres.dsn())
     code, checks = told(fairpost)
+    assert code == 1
+    assert checks["database"].remedy.startswith("run `fairpost migrate`")
+
+
+@pytest.mark.usefixtures("topics")
+async def test_a_schema_of_an_older_release(post: Post, fairpost: Fairpost) -> None:
+    """Where a function is missing, too, the line says what to run, not that Postgres is away."""
+    await post.owner.execute("DROP FUNCTION count_by_operator")
+    code, checks = await asyncio.to_thread(told, fairpost)
     assert code == 1
     assert checks["database"].remedy.startswith("run `fairpost migrate`")
 

@@ -501,6 +501,6 @@ def test_setup_names_what_root_must_install(tmp_path: Path) -> None:
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
     assert line == (
-        "testbed: missing: openjdk-17-jre-headless openssl ruby maven; run as root: "
-        "apt-get install --no-install-recommends openjdk-17-jre-headless openssl ruby maven"
+        "testbed: missing: openjdk-17-jre-headless systemd openssl ruby maven; run as root: "
+        "apt-get install --no-install-recommends openjdk-17-jre-headless systemd openssl ruby maven"
     )

@@ -166,6 +166,11 @@ async def test_more_partitions_are_accepted_by_a_person(
         fairpost, "topics", "create", "--replication", "1", "--partitions", "2"
     )
     assert created.code == 0
+    never_seen = await asyncio.to_thread(fairpost, "topics", "accept")
+    assert (never_seen.code, never_seen.err) == (
+        0,
+        f"{settings.topic('delivery-log')}: 2 partitions, as before\n",
+    )
     await await_partitions(settings)
     same = await asyncio.to_thread(fairpost, "topics", "accept")
     assert "2 partitions, as before" in same.err

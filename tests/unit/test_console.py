@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from contract import console, printable
 from contract.console import CommandError
+from contract.given_files import LONGEST_LINE
 from contract.settings import SettingsError
 
 AT = datetime(2026, 5, 1, 8, 30, 15, 123456, UTC)
@@ -142,15 +143,15 @@ def test_octets_of_others(
 def test_no_line_fills_the_memory(tmp_path: Path) -> None:
     """A line has an end within bounds, or ends the command with its place: what came before it is read."""
     path = tmp_path / "image.csv"
-    path.write_bytes(b"short\n" + b"a" * console.LONGEST_LINE + b"\nlast")
-    told = re.escape(f"{path}:2: a line of over {console.LONGEST_LINE} bytes")
+    path.write_bytes(b"short\n" + b"a" * LONGEST_LINE + b"\nlast")
+    told = re.escape(f"{path}: line 2 is over {LONGEST_LINE} bytes")
     with path.open("rb") as file, console.counted_lines(file) as lines:
         assert next(lines) == b"short\n"
         with pytest.raises(CommandError, match=f"^{told}$"):
             next(lines)
-    path.write_bytes(b"a" * (console.LONGEST_LINE - 1) + b"\n\nlast")
+    path.write_bytes(b"a" * (LONGEST_LINE - 1) + b"\n\nlast")
     with path.open("rb") as file, console.counted_lines(file) as lines:
-        assert [len(line) for line in lines] == [console.LONGEST_LINE, 1, 4]
+        assert [len(line) for line in lines] == [LONGEST_LINE, 1, 4]
 
 
 # ------------------------------------------------------------------ errors and exit codes

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from contract.given_files import LONGEST_LINE, MAXIMUM
 from processor.contacts import NOBODY, ContactError, Wanted, read_contact
 
 ANN = "ann@shop.test"
@@ -94,6 +95,20 @@ def test_a_line_of_due_emails(write: Write) -> None:
             '{"a": "' + "x" * 70_000 + '"}',
             wanted(),
             "variables: 70008 bytes, at most 65536",
+        ),
+        pytest.param(
+            "v.json",
+            " " * (MAXIMUM + 1),
+            wanted(),
+            f"{{file}}: is over {MAXIMUM} bytes",
+            id="a large file",
+        ),
+        pytest.param(
+            "c.csv",
+            CSV + "x" * LONGEST_LINE + "\n",
+            wanted("no@shop.test"),
+            f"{{file}}: line 6 is over {LONGEST_LINE} bytes",
+            id="a long line",
         ),
         ("v.json", "{}", wanted("nobody"), "email: is no address"),
         ("v.json", "{}", wanted("a\r\nBcc: b@c.test"), "email: holds a control character"),

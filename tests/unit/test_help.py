@@ -161,7 +161,7 @@ def test_the_files_of_the_help_work(tmp_path: Path) -> None:
 
 
 def test_the_reference_is_that_of_the_commands() -> None:
-    """docs/commands.md is what `python docs/commands.py` writes now, with the help of every command."""
+    """docs/commands.md is what `make docs` writes now, with the help of every command."""
     made = text()
     assert FILE.read_text(encoding="utf-8") == made
     for one in ALL:

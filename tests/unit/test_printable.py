@@ -53,3 +53,9 @@ def test_json(text: str, indent: int | None) -> None:
     shown = printable.json_text([{text: text}], indent=indent)
     assert json.loads(shown) == [{text: text}]
     assert shown.replace("\n", "").isprintable()
+
+
+def test_a_few_are_named() -> None:
+    """A line has three names, and how many more there are."""
+    assert printable.named(["a", "b"]) == "a, b"
+    assert printable.named(["a", "b", "c", "d", "e"]) == "a, b, c and 2 more"

@@ -1,6 +1,6 @@
 """What a database lacks of a release, and what it has of a newer one."""
 
-from contract.schema import Fit, SchemaFile, compare, named, schema_files
+from contract.schema import Fit, SchemaFile, compare, schema_files
 
 TABLES = SchemaFile("0001_schema", "migration", "CREATE TABLE a ()")
 OLD = SchemaFile("processor/plan.sql", "functions", "SELECT 1")
@@ -62,9 +62,3 @@ def test_each_side_wants_its_own() -> None:
     names = {file.name for file in schema_files("smtp_agent")}
     assert {"0001_schema", "smtp_agent/claims.sql"} <= names
     assert not {name for name in names if name.startswith("processor/")}
-
-
-def test_a_line_names_a_few() -> None:
-    """However many there are."""
-    assert named(["a", "b"]) == "a, b"
-    assert named(["a", "b", "c", "d", "e"]) == "a, b, c and 2 more"
