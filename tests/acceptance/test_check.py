@@ -29,6 +29,7 @@ def test_check_tells_what_is_wrong_and_its_remedy(build: Build) -> None:
             "queue",
             "log",
             "maxproc",
+            "signing",
             "transports",
             "feed",
             "fluentd",

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from contract.database import Connection
-from contract.events import DEAD_LETTERS, DUE_EMAILS
+from contract.events import DEAD_LETTERS, DELIVERY_LOG, DUE_EMAILS
 from processor.audit import Act, Action, Selection, list_audit, record
 from processor.cli import cli
 from processor.cli.session import actor
@@ -161,6 +161,9 @@ async def test_every_command_that_changes_something_is_on_record(
             await post.owner.execute(
                 "UPDATE schema_files SET digest = '' WHERE file LIKE '%%fences%%'"
             )
+        if command == "topics accept":
+            values = (settings.topic(DELIVERY_LOG), 7)
+            await post.owner.execute("INSERT INTO topics VALUES (%s, %s)", values)
         if command == "operators apply":
             lost = await prepare(post, settings)
         if command == "instances adopt":
