@@ -101,26 +101,38 @@ class Claims:
             raise end
 
     async def _renew(self, claim: Claim, lost: asyncio.Event) -> None:
-        clock = asyncio.get_running_loop().time
+        loop = asyncio.get_running_loop()
         seconds = self._lease.total_seconds()
         step = seconds / _RENEWALS_A_LEASE
-        renewed = clock()
-        while not lost.is_set():
-            await asyncio.sleep(step)
-            asked = clock()
-            try:
-                async with asyncio.timeout_at(min(asked + step, renewed + seconds - step)):
-                    kept = await self._renew_once(claim)
-            except Exception as error:
-                if not is_outage(error) and not isinstance(error, TimeoutError):
+        renewed = loop.time()
+
+        def give_up() -> None:
+            logger.warning("lease of chunk %d: not renewed in time", claim.chunk_id)
+            lost.set()
+
+        # A statement that is broken off may take psycopg five seconds more.
+        end = loop.call_at(renewed + seconds - step, give_up)
+        try:
+            while not lost.is_set():
+                await asyncio.sleep(step)
+                asked = loop.time()
+                try:
+                    async with asyncio.timeout_at(min(asked + step, renewed + seconds - step)):
+                        kept = await self._renew_once(claim)
+                except Exception as error:
+                    if not is_outage(error) and not isinstance(error, TimeoutError):
+                        lost.set()
+                        raise
+                    kept = loop.time() < renewed + seconds - step
+                    logger.warning("lease of chunk %d: %s", claim.chunk_id, first_line(error))
+                else:
+                    renewed = asked
+                    end.cancel()
+                    end = loop.call_at(renewed + seconds - step, give_up)
+                if not kept:
                     lost.set()
-                    raise
-                kept = clock() < renewed + seconds - step
-                logger.warning("lease of chunk %d: %s", claim.chunk_id, first_line(error))
-            else:
-                renewed = asked
-            if not kept:
-                lost.set()
+        finally:
+            end.cancel()
 
     async def _renew_once(self, claim: Claim) -> bool:
         async with self._pool.connection() as connection:
