@@ -104,31 +104,28 @@ class Claims:
         loop = asyncio.get_running_loop()
         seconds = self._lease.total_seconds()
         step = seconds / _RENEWALS_A_LEASE
-        renewed = loop.time()
 
         def give_up() -> None:
             logger.warning("lease of chunk %d: not renewed in time", claim.chunk_id)
             lost.set()
 
-        # A statement that is broken off may take psycopg five seconds more.
-        end = loop.call_at(renewed + seconds - step, give_up)
+        # Not when a renewal has failed: psycopg may take five seconds more to break a statement off.
+        end = loop.call_later(seconds - step, give_up)
         try:
             while not lost.is_set():
                 await asyncio.sleep(step)
                 asked = loop.time()
                 try:
-                    async with asyncio.timeout_at(min(asked + step, renewed + seconds - step)):
+                    async with asyncio.timeout_at(min(asked + step, end.when())):
                         kept = await self._renew_once(claim)
                 except Exception as error:
                     if not is_outage(error) and not isinstance(error, TimeoutError):
                         lost.set()
                         raise
-                    kept = loop.time() < renewed + seconds - step
                     logger.warning("lease of chunk %d: %s", claim.chunk_id, first_line(error))
-                else:
-                    renewed = asked
-                    end.cancel()
-                    end = loop.call_at(renewed + seconds - step, give_up)
+                    continue
+                end.cancel()
+                end = loop.call_at(asked + seconds - step, give_up)
                 if not kept:
                     lost.set()
         finally:
