@@ -223,7 +223,8 @@ def _connect(milter: str, queue_directory: Path) -> None:
     kind, _, place = milter.partition(":")
     if kind == "inet":
         host, _, port = place.rpartition(":")
-        socket.create_connection((host.strip("[]"), int(port)), _TIMEOUT).close()
+        number = int(port) if port.isdigit() else socket.getservbyname(port, "tcp")
+        socket.create_connection((host.strip("[]"), number), _TIMEOUT).close()
         return
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(_TIMEOUT)

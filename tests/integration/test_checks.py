@@ -265,6 +265,18 @@ def test_a_signer_that_is_down(
         assert check_signing(settings, read_postfix(directory)).found.endswith(f"{kind}:{place}")
 
 
+def test_a_signer_at_a_named_port(
+    values: dict[str, Any], instance: Instance, tmp_path: Path
+) -> None:
+    """A port may be a name, as Postfix allows; one that nobody knows is told, and ends no check."""
+    directory = tmp_path / "etc"
+    shutil.copytree(instance.postfix.config_directory, directory)
+    settings = AgentSettings(**values | {"postfix_config_directory": directory})
+    set_milter(directory, f"inet:{LOOPBACK}:no-such-port")
+    check = check_signing(settings, read_postfix(directory))
+    assert_fails(check, "signing", f"inet:{LOOPBACK}:no-such-port: ", "correct dkim_milter")
+
+
 def test_a_queue_that_cannot_be_listed(instance: Instance, tmp_path: Path) -> None:
     """Why Postfix does not list its queue is told, with what an unprivileged user needs."""
     assert check_queue(read_postfix(instance.postfix.config_directory)).ok
