@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 from psycopg import AsyncConnection
+from psycopg.abc import Params
 from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
@@ -114,6 +115,24 @@ async def record(connection: AsyncConnection[Any], actor: str, *acts: Act) -> No
         [Jsonb(dict(act.details)) for act in acts],
     )
     await connection.execute(_RECORD, values)
+
+
+async def change(
+    connection: AsyncConnection[Any], statement: str, values: Params, actor: str, act: Act
+) -> bool:
+    """Makes a change, and puts it on record where it changed anything, which it answers.
+
+    Args:
+        connection: in the transaction that does it.
+        statement: that changes a row, or none where it is so already.
+        values: its parameters.
+        actor: who.
+        act: what.
+    """
+    changed = (await connection.execute(statement.encode(), values)).rowcount == 1
+    if changed:
+        await record(connection, actor, act)
+    return changed
 
 
 async def list_audit(

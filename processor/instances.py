@@ -10,7 +10,7 @@ from msgspec import Struct
 from psycopg import AsyncConnection
 from psycopg.rows import class_row
 
-from processor.audit import Act, Action, record
+from processor.audit import Act, Action, change
 
 BLOCK: Final = 1_000
 """Messages in one transaction at most, so that nothing waits long."""
@@ -184,7 +184,8 @@ async def adopt_instance(connection: AsyncConnection[Any], instance: str, actor:
     async with connection.transaction():
         _, silent = await _lock(connection, instance)
         _refuse_alive(instance, silent, "stop it, and wait for half a minute")
-        await _change(connection, _ADOPT, actor, Act(Action.INSTANCE_ADOPT, instance))
+        act = Act(Action.INSTANCE_ADOPT, instance)
+        await change(connection, _ADOPT, (instance,), actor, act)
 
 
 async def retire_instance(
@@ -214,7 +215,7 @@ async def retire_instance(
         if not retired and not force:
             _refuse_alive(instance, silent, "stop it, or use --force where it must be so")
         act = Act(Action.INSTANCE_RETIRE, instance, {"force": force})
-        await _change(connection, _RETIRE, actor, act)
+        await change(connection, _RETIRE, (instance,), actor, act)
     chunks = await (await connection.execute(_CHUNKS, {"instance": instance})).fetchall()
     lost = 0
     for number, (chunk_id,) in enumerate(chunks, start=1):
@@ -240,15 +241,7 @@ async def _act(
             raise InstanceError(
                 f"instance {instance!r}: was retired; `fairpost instances adopt` takes it back"
             )
-        return await _change(connection, statement, actor, Act(action, instance))
-
-
-async def _change(connection: AsyncConnection[Any], statement: str, actor: str, act: Act) -> bool:
-    """On record only where it changes anything, which it answers."""
-    changed = (await connection.execute(statement.encode(), (act.subject,))).rowcount == 1
-    if changed:
-        await record(connection, actor, act)
-    return changed
+        return await change(connection, statement, (instance,), actor, Act(action, instance))
 
 
 async def _lock(connection: AsyncConnection[Any], instance: str) -> tuple[bool, float]:

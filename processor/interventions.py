@@ -5,7 +5,7 @@ from typing import Any, Final
 from psycopg import AsyncConnection
 
 from contract.states import CampaignState
-from processor.audit import Act, Action, record
+from processor.audit import Act, Action, change
 from processor.overview import CampaignError, unknown_campaign
 
 _LOCK: Final = "SELECT state FROM campaigns WHERE campaign_id = %s FOR NO KEY UPDATE"
@@ -59,6 +59,5 @@ async def _act(
         if state is CampaignState.CANCELLED and action is not Action.CAMPAIGN_CANCEL:
             raise CampaignError(f"campaign {campaign_id!r}: was cancelled, which is final")
         values = {"campaign_id": campaign_id, "actor": actor}
-        if (await connection.execute(statement.encode(), values)).rowcount:
-            await record(connection, actor, Act(action, campaign_id))
+        await change(connection, statement, values, actor, Act(action, campaign_id))
     return state

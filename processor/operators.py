@@ -12,7 +12,7 @@ from psycopg.types.json import Jsonb
 
 from contract.operators import OTHER, Operator, domain_of
 from contract.outage import outlast
-from processor.audit import Act, Action, record
+from processor.audit import Act, Action, change, record
 
 # A reader of hours (a dump) must not make planning and claims queue behind this: it gives up soon, and is tried again.
 _IMPATIENTLY: Final = "SET LOCAL lock_timeout = '200ms'"
@@ -206,7 +206,4 @@ async def _act(
     async with connection.transaction():
         if (await connection.execute(_LOCK_ONE, (operator,))).rowcount == 0:
             raise OperatorError(f"operator {operator!r}: unknown; see `fairpost operators list`")
-        changed = (await connection.execute(statement.encode(), (operator,))).rowcount == 1
-        if changed:
-            await record(connection, actor, Act(action, operator))
-    return changed
+        return await change(connection, statement, (operator,), actor, Act(action, operator))
