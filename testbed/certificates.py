@@ -26,10 +26,7 @@ class Authority:
         self._directory = directory
         self._key = directory / "ca.key"
         directory.mkdir(parents=True, exist_ok=True)
-        _openssl(
-            *("req", "-x509", *KEY, "-keyout", self._key, "-out", self.certificate),
-            *("-subj", "/CN=testbed authority", "-days", "2"),
-        )
+        sign_itself("testbed authority", self.certificate, self._key)
 
     def sign(self, name: str, *, days: int = 2) -> tuple[Path, Path]:
         """Make a key and a certificate for a name, good on loopback; returns the certificate's file and the key's.
@@ -49,6 +46,14 @@ class Authority:
             *("-copy_extensions", "copyall", "-days", str(days), "-out", certificate),
         )
         return certificate, key
+
+
+def sign_itself(name: str, certificate: Path, key: Path) -> None:
+    """Make a key and a certificate for a name that the key itself has signed, in two files or in one."""
+    _openssl(
+        *("req", "-x509", *KEY, "-keyout", key, "-out", certificate),
+        *("-subj", f"/CN={name}", "-days", "2"),
+    )
 
 
 def _openssl(*arguments: str | Path) -> None:

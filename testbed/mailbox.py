@@ -7,15 +7,15 @@ one and read the other while the servers run.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self, get_args
 
 import msgspec
 
+from testbed.certificates import sign_itself
 from testbed.ports import accepts, reserve_port
-from testbed.processes import Process, find_program, wait_until
+from testbed.processes import Process, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -247,7 +247,7 @@ class Mailboxes:
             for name, domains in operators.items()
         }
         if certificate is not None:
-            make_certificate(certificate)
+            sign_itself("mx.test", certificate, certificate)
         sites = msgspec.json.encode(
             [operator.site for operator in self.operators.values()]
         ).decode()
@@ -276,16 +276,3 @@ class Mailboxes:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-
-def make_certificate(path: Path) -> None:
-    """Make a file of a key and a certificate that it signed itself."""
-    subprocess.run(
-        [
-            *(find_program("openssl"), "req", "-x509", "-noenc", "-subj", "/CN=mx.test"),
-            *("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
-            *("-keyout", str(path), "-out", str(path)),
-        ],
-        check=True,
-        capture_output=True,
-    )
