@@ -12,10 +12,10 @@ import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from contract.events import DEAD_LETTERS, DeadLetter, EventError, decode_dead_letter
-from processor.brokers import Refusal, advise
+from processor.brokers import Refusal
 from processor.kafka_outage import await_answer, checked, passes
 from processor.settings import ProcessorSettings
-from processor.topics import TopicsError
+from processor.topics import TopicsError, unanswered
 
 logger = logging.getLogger(__name__)
 
@@ -162,16 +162,13 @@ class DeadLetterTopic:
             last = error
             if not passes(error):
                 break
-        raise self._away(last)
+        raise unanswered(self._servers, last)
 
     def _ask(self, request: Callable[[], T]) -> T:
         try:
             return await_answer(lambda: self._refusal.ask(request, self._consumer.poll), _TIMEOUT)
         except KafkaException as error:
-            raise self._away(error.args[0]) from error
-
-    def _away(self, error: KafkaError) -> TopicsError:
-        return TopicsError(f"kafka {self._servers}: {error.str()}; {advise(error)}")
+            raise unanswered(self._servers, error.args[0]) from error
 
     def __enter__(self) -> Self:
         return self

@@ -191,6 +191,11 @@ class TopicsError(Exception):
     """Kafka did not do what was asked of it; the text is one line."""
 
 
+def unanswered(servers: str, error: KafkaError) -> TopicsError:
+    """Kafka does not answer, or not what was asked."""
+    return TopicsError(f"kafka {servers}: {error.str()}; {advise(error)}")
+
+
 class Topics:
     """Creates and looks at the topics of an installation.
 
@@ -297,5 +302,4 @@ class Topics:
         try:
             return await_answer(lambda: self._refusal.ask(request, self._admin.poll), _TIMEOUT)
         except KafkaException as error:
-            reason: KafkaError = error.args[0]
-            raise TopicsError(f"kafka {self._servers}: {reason.str()}; {advise(reason)}") from error
+            raise unanswered(self._servers, error.args[0]) from error
