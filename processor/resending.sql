@@ -20,10 +20,9 @@ DECLARE
 BEGIN
   SELECT campaign_id INTO v_campaign_id FROM chunks WHERE chunk_id = p_chunk_id;
   -- As a planner does, so that end_campaigns passes it over until this commits: what is rejected keeps none from its end.
-  PERFORM 1 FROM campaigns WHERE campaign_id = v_campaign_id FOR NO KEY UPDATE;
+  SELECT state = 'cancelled' INTO v_cancelled FROM campaigns WHERE campaign_id = v_campaign_id FOR NO KEY UPDATE;
   UPDATE campaigns SET ended_at = NULL WHERE campaign_id = v_campaign_id AND ended_at IS NOT NULL;
   PERFORM 1 FROM chunks WHERE chunk_id = p_chunk_id FOR NO KEY UPDATE;
-  SELECT state = 'cancelled' INTO v_cancelled FROM campaigns WHERE campaign_id = v_campaign_id;
 
   WITH meant AS (
     SELECT dispatch_id,
