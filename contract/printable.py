@@ -30,6 +30,11 @@ def named(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED]) + more
 
 
+def counted(number: int, one: str) -> str:
+    """So many of something, such as `1 message` and `2 messages`."""
+    return f"{number} {one}" if number == 1 else f"{number} {one}s"
+
+
 def json_text(value: object, *, indent: int | None = None) -> str:
     """The value as JSON (RFC 8259), which says the same as without the escapes: in one line, or indented."""
     octets = msgspec.json.encode(value)

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from contract import events
 from contract.checks import Check
-from contract.printable import named
+from contract.printable import counted, named
 from processor.fleet import Sending
 from processor.instances import SILENT_AFTER, InstanceState
 
@@ -190,9 +190,21 @@ def judge(vitals: Vitals) -> list[Check]:
         *_paces(vitals),
         _campaigns(vitals),
         _late(vitals.backlog),
-        _unplanned(vitals),
+        _waiting(
+            "unplanned",
+            vitals.unplanned,
+            "dispatches",
+            most=UNPLANNED,
+            remedy="see `fairpost dispatches --unplanned`; is a worker running?",
+        ),
         _uncertain(vitals.uncertain),
-        _fences(vitals.fences),
+        _waiting(
+            "fences",
+            vitals.fences,
+            "unjudged",
+            most=UNJUDGED,
+            remedy="their lines do not come: is Fluentd running on the mail host, and a tracker?",
+        ),
         _outbox(vitals.outbox),
         _books(vitals.unbalanced),
     ]
@@ -286,8 +298,7 @@ def _pace(pace: OperatorPace, *, sending: bool) -> Check:
     minutes = PACE_WINDOW.total_seconds() / 60
     used = pace.handed / minutes
     limit = f" of {pace.limit * pace.lanes:,}" if pace.limit and pace.lanes else ""
-    lanes = "1 lane" if pace.lanes == 1 else f"{pace.lanes} lanes"
-    found = f"{lanes}, {used:,.0f}{limit} a minute, {pace.planned:,} planned"
+    found = f"{counted(pace.lanes, 'lane')}, {used:,.0f}{limit} a minute, {pace.planned:,} planned"
     what = f"pace {pace.operator}"
     if pace.paused:
         return Check(what, ok=True, found=f"paused by a person, {pace.planned:,} planned")
@@ -344,27 +355,11 @@ def _late(backlog: Iterable[Backlog]) -> Check:
     return Check("finish_by", ok=False, found=f"over for {named(late)}", remedy=remedy)
 
 
-def _unplanned(vitals: Vitals) -> Check:
-    found = _waiting(vitals.unplanned, "dispatches")
-    if vitals.unplanned.seconds <= UNPLANNED.total_seconds():
-        return Check("unplanned", ok=True, found=found)
-    remedy = "see `fairpost dispatches --unplanned`; is a worker running?"
-    return Check("unplanned", ok=False, found=found, remedy=remedy)
-
-
 def _uncertain(number: int) -> Check:
     if not number:
         return Check("uncertain", ok=True, found="none")
     remedy = "`fairpost uncertain list` shows them, resend or drop them"
     return Check("uncertain", ok=False, found=f"{number:,} messages", remedy=remedy)
-
-
-def _fences(fences: Oldest) -> Check:
-    found = _waiting(fences, "unjudged")
-    if fences.seconds <= UNJUDGED.total_seconds():
-        return Check("fences", ok=True, found=found)
-    remedy = "their lines do not come: is Fluentd running on the mail host, and a tracker?"
-    return Check("fences", ok=False, found=found, remedy=remedy)
 
 
 def _outbox(seconds: float) -> Check:
@@ -391,9 +386,11 @@ def _dead_letters(number: int) -> Check:
     return Check("dead letters", ok=False, found=f"{number:,} {lately}", remedy=remedy)
 
 
-def _waiting(oldest: Oldest, what: str) -> str:
-    return (
-        f"{oldest.number:,} {what}, the oldest for {_time(oldest.seconds)}"
-        if oldest.number
-        else "none"
-    )
+def _waiting(what: str, oldest: Oldest, named_so: str, *, most: timedelta, remedy: str) -> Check:
+    """What waits: well while the oldest has not waited for longer than `most`."""
+    found = "none"
+    if oldest.number:
+        found = f"{oldest.number:,} {named_so}, the oldest for {_time(oldest.seconds)}"
+    if oldest.seconds <= most.total_seconds():
+        return Check(what, ok=True, found=found)
+    return Check(what, ok=False, found=found, remedy=remedy)

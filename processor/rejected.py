@@ -14,7 +14,7 @@ from psycopg.rows import class_row
 
 from contract.states import CampaignState, MessageState
 from processor.overview import CampaignError, show_campaign
-from processor.resending import SEND_AGAIN, in_blocks
+from processor.resending import SEND_AGAIN, Found, count, find_chunks, in_blocks
 
 
 class Selection(Struct, frozen=True):
@@ -36,13 +36,6 @@ class Reason(Struct, frozen=True):
     operator: str
     messages: int
     reason: str
-
-
-class Found(Struct, frozen=True):
-    """How many there are to retry at a moment of the database's clock."""
-
-    number: int
-    at: datetime
 
 
 # Counts by chunk lead there: nobody looks through a million messages for three.
@@ -70,9 +63,7 @@ async def count_rejected(connection: AsyncConnection[Any], selection: Selection)
     campaign = await show_campaign(connection, selection.campaign_id)
     if campaign.state == CampaignState.CANCELLED:
         raise CampaignError(f"campaign {selection.campaign_id!r}: was cancelled, which is final")
-    row = await (await connection.execute(_COUNT.encode(), _values(selection))).fetchone()
-    assert row is not None  # noqa: S101  an aggregate has a row
-    return Found(*row)
+    return await count(connection, _COUNT, _values(selection))
 
 
 async def list_reasons(
@@ -104,7 +95,7 @@ async def retry(
         actor: whose word it is.
         seen: told how many are done.
     """
-    rows = await (await connection.execute(_CHUNKS.encode(), _values(selection))).fetchall()
+    chunk_ids = await find_chunks(connection, _CHUNKS, _values(selection))
     values = {
         "state": MessageState.REJECTED,
         "dispatch_ids": None,
@@ -113,7 +104,7 @@ async def retry(
         "until": until,
         "actor": actor,
     }
-    return await in_blocks(connection, SEND_AGAIN, values, (row[0] for row in rows), seen)
+    return await in_blocks(connection, SEND_AGAIN, values, chunk_ids, seen)
 
 
 def _values(selection: Selection) -> dict[str, Any]:

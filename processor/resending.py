@@ -2,8 +2,10 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 from typing import Any, Final
 
+from msgspec import Struct
 from psycopg import AsyncConnection
 
 from contract.states import MessageState
@@ -15,6 +17,30 @@ SEND_AGAIN: Final = """
 SELECT state, messages FROM send_again(%(chunk_id)s, %(state)s, %(dispatch_ids)s, %(instance)s, %(reason)s, %(until)s,
                                        %(actor)s, %(limit)s)"""
 """A block of a chunk that is planned again (`resending.sql`): how many messages became what."""
+
+
+class Found(Struct, frozen=True):
+    """How many messages are meant at a moment of the database's clock."""
+
+    number: int
+    at: datetime
+
+
+async def count(
+    connection: AsyncConnection[Any], statement: str, values: Mapping[str, Any]
+) -> Found:
+    """How many messages are meant now, by a statement that answers their number and the moment."""
+    row = await (await connection.execute(statement.encode(), values)).fetchone()
+    assert row is not None  # noqa: S101  an aggregate has a row
+    return Found(*row)
+
+
+async def find_chunks(
+    connection: AsyncConnection[Any], statement: str, values: Mapping[str, Any]
+) -> list[int]:
+    """The chunks that hold them, in the order of the statement."""
+    rows = await (await connection.execute(statement.encode(), values)).fetchall()
+    return [chunk_id for (chunk_id,) in rows]
 
 
 async def in_blocks(

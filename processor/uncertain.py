@@ -11,7 +11,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import class_row
 
 from contract.states import MessageState
-from processor.resending import SEND_AGAIN, in_blocks
+from processor.resending import SEND_AGAIN, Found, count, find_chunks, in_blocks
 
 
 class Verdict(StrEnum):
@@ -63,13 +63,6 @@ class UncertainMessage(Struct, frozen=True):
     why: str | None
 
 
-class Found(Struct, frozen=True):
-    """How many there are at a moment of the database's clock."""
-
-    number: int
-    at: datetime
-
-
 # Counts by chunk lead there: nobody looks through a million messages for three.
 _CHOSEN: Final = """
   FROM chunk_counts n JOIN chunks k USING (chunk_id) JOIN messages m USING (chunk_id)
@@ -112,9 +105,7 @@ async def list_uncertain(
 
 async def count_uncertain(connection: AsyncConnection[Any], selection: Selection) -> Found:
     """How many uncertain messages there are now."""
-    row = await (await connection.execute(_COUNT.encode(), _values(selection))).fetchone()
-    assert row is not None  # noqa: S101  an aggregate has a row
-    return Found(*row)
+    return await count(connection, _COUNT, _values(selection))
 
 
 async def resolve(
@@ -140,7 +131,7 @@ async def resolve(
         actor: whose word it is.
         seen: told how many are done.
     """
-    rows = await (await connection.execute(_CHUNKS.encode(), _values(selection))).fetchall()
+    chunk_ids = await find_chunks(connection, _CHUNKS, _values(selection))
     statement = _DROP if verdict is Verdict.DROP else SEND_AGAIN
     values = {
         **_values(selection),
@@ -149,7 +140,7 @@ async def resolve(
         "until": until,
         "actor": actor,
     }
-    return await in_blocks(connection, statement, values, (row[0] for row in rows), seen)
+    return await in_blocks(connection, statement, values, chunk_ids, seen)
 
 
 def _values(selection: Selection) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import click
 
 from contract import console
+from contract.printable import counted
 from contract.states import MessageState
 from processor.cli.completing import campaign_argument, complete_operator
 from processor.cli.session import actor, json_option, settings_of, with_database
@@ -57,10 +58,10 @@ def retry_rejected(
         if dry_run:
             reasons = with_database(settings, lambda c: list_reasons(c, selection, limit=_REASONS))
             console.show(reasons, as_json=as_json)
-        console.complain(f"campaign {campaign_id}: {_messages(found.number)} to retry")
+        console.complain(f"campaign {campaign_id}: {counted(found.number, 'message')} to retry")
         return
     if not yes:
-        click.confirm(f"Send {_messages(found.number)} after all?", abort=True, err=True)
+        click.confirm(f"Send {counted(found.number, 'message')} after all?", abort=True, err=True)
     with console.progress_bar("messages") as seen:
         done = with_database(
             settings,
@@ -72,10 +73,6 @@ def retry_rejected(
                 seen=lambda number: seen(number, found.number),
             ),
         )
-    parts = [f"{_messages(done[MessageState.PLANNED])} planned again"]
+    parts = [f"{counted(done[MessageState.PLANNED], 'message')} planned again"]
     parts += [f"{done[s]} {s}" for s in MessageState if s in done and s is not MessageState.PLANNED]
     console.complain(f"campaign {campaign_id}: {', '.join(parts)}")
-
-
-def _messages(number: int) -> str:
-    return "1 message" if number == 1 else f"{number} messages"

@@ -7,6 +7,7 @@ import click
 from psycopg import AsyncConnection
 
 from contract import console
+from contract.printable import counted
 from contract.states import MessageState
 from contract.watching import watch_option, watched
 from processor.cli.completing import complete_campaign, complete_instance
@@ -172,7 +173,7 @@ def _resolve(
     settings = settings_of(context)
     found = with_database(settings, lambda c: count_uncertain(c, selection))
     if found.number and question is not None:
-        click.confirm(question.format(_messages(found.number)), abort=True, err=True)
+        click.confirm(question.format(counted(found.number, "message")), abort=True, err=True)
     with console.progress_bar("messages") as seen:
         done = with_database(
             settings,
@@ -208,9 +209,9 @@ def _selection(
 
 def _told(verdict: Verdict, done: Mapping[MessageState, int], asked: int) -> str:
     if verdict is Verdict.DROP:
-        parts = [f"{_messages(sum(done.values()))} dropped"]
+        parts = [f"{counted(sum(done.values()), 'message')} dropped"]
     else:
-        parts = [f"{_messages(done.get(MessageState.PLANNED, 0))} planned again"]
+        parts = [f"{counted(done.get(MessageState.PLANNED, 0), 'message')} planned again"]
         parts += [
             f"{number} {state}"
             for state, number in sorted(done.items())
@@ -219,7 +220,3 @@ def _told(verdict: Verdict, done: Mapping[MessageState, int], asked: int) -> str
     if (alone := asked - sum(done.values())) > 0:
         parts.append(f"{alone} left alone, being no longer uncertain")
     return ", ".join(parts)
-
-
-def _messages(number: int) -> str:
-    return "1 message" if number == 1 else f"{number} messages"
